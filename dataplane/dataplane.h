@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// dataplane.h - what the control plane asks of the dataplane.
+//
+// Objects are named by number: ports by index, bindings and rx sockets by an id that is
+// never reused while the process lives. Names, sessions and rights are the control plane's.
+//
+// Thread-safety: every function is called by the one control thread, unless it says
+//                otherwise. A function that changes something returns when all workers act
+//                on the change.
+// Blocks: for as long as a worker needs to come round, some microseconds.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dataplane/flow_rule.h"
+#include "tokens/abi/counters.h"
+#include "tokens/abi/limits.h"
+#include "tokens/abi/ring.h"
+#include "tokens/abi/status.h"
+
+namespace rxtoken {
+
+enum class PollMode {
+  kAdaptive,  // naps of at most 100 us once nothing has arrived for a while
+  kBusy,      // never sleeps
+};
+
+enum class Memory {
+  kAuto,   // huge pages if enough of them are free, else plain
+  kPlain,  // ordinary 4 KiB pages
+  kHuge,   // 2 MiB pages, or an error
+};
+
+struct DataplaneOptions {
+  // One worker for each entry, pinned to that CPU; -1 leaves it to the scheduler. 1 to
+  // kMaxWorkers entries.
+  std::vector<int> worker_cpus = {-1};
+  PollMode poll = PollMode::kAdaptive;
+  bool hugepages = false;  // DPDK's own memory in huge pages, and PCI devices probed
+  std::uint32_t memory_mib = 256;      // DPDK's own memory; buffers are not part of it
+  std::vector<std::string> eal_args;   // handed to DPDK as they are
+};
+
+struct PortOptions {
+  std::string name;
+  std::string device;               // "net_null0,size=64" or a PCI address "0000:03:00.0"
+  std::uint32_t queues = 1;         // receive queues, 1..1024
+  std::uint32_t ring_entries = 512;  // of each queue; adjusted to what the driver takes
+};
+
+struct QueueInfo {
+  std::uint32_t worker = 0;
+  std::uint64_t binding = 0;  // 0: none
+  std::uint64_t rx_packets = 0;
+  std::uint64_t rx_bytes = 0;
+  std::uint64_t copied_packets = 0;
+  std::array<std::uint64_t, kDropReasons> drops = {};
+};
+
+struct PortInfo {
+  std::string name;
+  std::string device;
+  std::string driver;
+  std::string mac;
+  bool link_up = false;
+  std::uint32_t link_mbps = 0;
+  std::uint32_t mtu_bytes = 0;
+  std::uint32_t ring_entries = 0;
+  std::uint64_t rx_packets = 0;
+  std::uint64_t rx_bytes = 0;
+  std::uint64_t rx_missed = 0;
+  std::uint64_t rx_errors = 0;
+  std::uint64_t rx_no_buffer = 0;
+  std::vector<QueueInfo> queues;
+};
+
+struct QueueRef {
+  std::uint32_t port = 0;
+  std::uint32_t queue = 0;
+};
+
+struct BindingOptions {
+  std::string name;  // for messages
+  std::uint64_t buffer_bytes = 0;
+  std::uint32_t page_bytes = kDefaultPageBytes;
+  Memory memory = Memory::kAuto;
+  std::vector<QueueRef> queues;
+};
+
+struct BindingInfo {
+  std::uint64_t id = 0;
+  bool draining = false;
+  std::uint64_t buffer_bytes = 0;
+  std::uint32_t page_bytes = 0;
+  Memory memory = Memory::kPlain;  // what it got, never kAuto
+  std::vector<QueueRef> queues;    // none once it drains
+  std::uint32_t pages = 0;
+  std::uint32_t pages_free = 0;
+};
+
+// A binding's buffer. `fd` is sealed: whoever gets it can map it for reading only. It stays
+// the dataplane's; `data` is the dataplane's own mapping.
+struct BufferView {
+  int fd = -1;
+  const std::uint8_t* data = nullptr;
+  std::uint64_t bytes = 0;
+  std::uint32_t page_bytes = 0;
+};
+
+enum class Content { kPayload, kFrame };
+
+struct RxSocketOptions {
+  std::string name;  // for messages
+  Content content = Content::kPayload;
+  std::uint32_t ring_entries = kDefaultRingEntries;
+};
+
+// What an application needs in order to read a rx socket. The descriptors stay the
+// dataplane's, except `doorbell`, which the caller closes when it has passed it on.
+struct Attachment {
+  int descriptor_fd = -1;  // sealed: maps read-only
+  int return_fd = -1;
+  int doorbell = -1;
+  std::uint32_t lanes = 0;
+  std::uint32_t entries = 0;
+  // The daemon's own mapping, for an application inside it. One pair for each lane; valid
+  // until CloseRxSocket.
+  std::vector<std::pair<const DescriptorRing*, ReturnRing*>> rings;
+};
+
+struct RxSocketInfo {
+  std::uint64_t messages = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t lent = 0;  // fragments; lent = returned + outstanding
+  std::uint64_t returned = 0;
+  std::uint64_t outstanding = 0;
+  std::optional<std::uint64_t> audited_outstanding;  // sum over the uref arrays
+  std::uint32_t slots_in_use = 0;
+  std::uint64_t copied_messages = 0;
+  std::uint64_t doorbells = 0;
+  std::array<std::uint64_t, kDropReasons> drops = {};
+  std::array<std::uint64_t, kRefusals> refusals = {};
+};
+
+struct RuleCounters {
+  std::uint64_t packets = 0;
+  std::uint64_t bytes = 0;
+};
+
+struct TokenRange {
+  std::uint32_t first_token = 0;
+  std::uint32_t count = 0;  // first_token + count - 1 <= 2^32 - 1
+};
+
+struct RangeResult {
+  std::uint64_t released = 0;
+  std::array<std::uint64_t, kRefusals> refusals = {};
+};
+
+class Dataplane {
+ public:
+  // Starts DPDK and the workers. Once in a process's life: a second call is refused.
+  // Errors: kInvalidArgument     an option out of range, an unknown CPU
+  //         kFailedPrecondition  DPDK would not start; the message has its last log lines
+  static Result<std::unique_ptr<Dataplane>> Start(const DataplaneOptions& options);
+
+  // Stops workers and ports and gives all memory back.
+  virtual ~Dataplane() = default;
+
+  // Opens and starts a port; answers its index, counted from 0.
+  // Errors: kInvalidArgument     a number out of range
+  //         kNotFound            no such device
+  //         kPermissionDenied    a capability is missing; it is named
+  //         kFailedPrecondition  the driver refused; its reason
+  virtual Result<std::uint32_t> OpenPort(const PortOptions& options) = 0;
+  virtual std::size_t ports() const = 0;
+  // Precondition: port < ports().
+  virtual PortInfo GetPort(std::uint32_t port) = 0;
+
+  // Errors: as Bindings.Bind in binding.proto. Answers the binding's id.
+  virtual Result<std::uint64_t> Bind(const BindingOptions& options) = 0;
+  // Errors: kNotFound, kFailedPrecondition (draining already)
+  virtual Status Unbind(std::uint64_t binding) = 0;
+  // Frees what drained since the last call; answers the ids that are gone.
+  virtual std::vector<std::uint64_t> ReapBindings() = 0;
+  // Errors: kNotFound
+  virtual Result<BindingInfo> GetBinding(std::uint64_t binding) = 0;
+  virtual Result<BufferView> GetBuffer(std::uint64_t binding) = 0;
+
+  // Errors: kInvalidArgument, kResourceExhausted. Answers the rx socket's id.
+  virtual Result<std::uint64_t> OpenRxSocket(const RxSocketOptions& options) = 0;
+  // Delivery starts now. Errors: kNotFound, kFailedPrecondition (attached already)
+  virtual Result<Attachment> Attach(std::uint64_t rx_socket) = 0;
+  // Delivery stops; what is held stays held; the rx socket can be attached again by a reader
+  // inside the daemon that goes on with the same rings. Errors: kNotFound
+  virtual Status Detach(std::uint64_t rx_socket) = 0;
+  // Precondition: no rule names it. Answers how many fragments it still held.
+  // Errors: kNotFound
+  virtual Result<std::uint64_t> CloseRxSocket(std::uint64_t rx_socket) = 0;
+  // Errors: kNotFound
+  virtual Result<RxSocketInfo> GetRxSocket(std::uint64_t rx_socket, bool audit) = 0;
+
+  // The complete rule set from now on, in any order. Rules with an id that was there before
+  // keep their counters. Precondition: every rule names an open rx socket, ports and queues
+  // that exist, and no two have the same match and priority.
+  virtual void SetRules(std::span<const FlowRule> rules) = 0;
+  // In the order in which the worker tries them: ids and counters.
+  virtual std::vector<std::pair<std::uint64_t, RuleCounters>> GetRules() = 0;
+
+  // One fragment of each token of each range; one result for each range.
+  // Errors: kNotFound
+  virtual Result<std::vector<RangeResult>> ReturnTokens(std::uint64_t rx_socket,
+                                                        std::span<const TokenRange> ranges) = 0;
+};
+
+}  // namespace rxtoken
