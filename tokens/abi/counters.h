@@ -29,7 +29,7 @@ namespace rxtoken {
 #define RXTOKEN_REFUSALS(X)                                                                 \
   X(kSlotNotInUse, "slot_not_in_use", "nothing is outstanding under the token's slot")      \
   X(kOutOfRange, "out_of_range", "the buffer has no such page")                             \
-  X(kWrongOwner, "wrong_owner", "the page belongs to another worker, or is in the pool")    \
+  X(kWrongOwner, "wrong_owner", "the page is another worker's")    \
   X(kNotHeld, "not_held", "the rx socket does not hold the page: returned twice, or forged") \
   X(kBadRing, "bad_ring", "the return ring's tail is further ahead than the ring is long")
 

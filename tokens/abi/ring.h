@@ -104,16 +104,17 @@ struct ReturnRing {
   alignas(kWriterAlignBytes) std::atomic<std::uint32_t> tail;
   alignas(kWriterAlignBytes) std::atomic<std::uint32_t> descriptor_head;
   // Not 0: the application is about to sleep and wants one doorbell. Each sleep uses a new
-  // value, so that the worker rings once per sleep without ever writing here.
-  std::atomic<std::uint32_t> waiting;
+  // value, so that the worker rings once per sleep without ever writing here. On a line of
+  // its own: the worker reads it at every publication.
+  alignas(kWriterAlignBytes) std::atomic<std::uint32_t> waiting;
 
   std::atomic<std::uint32_t>* tokens() noexcept {
     return reinterpret_cast<std::atomic<std::uint32_t>*>(this + 1);
   }
 };
-static_assert(sizeof(ReturnRing) == 256);
+static_assert(sizeof(ReturnRing) == 384);
 static_assert(offsetof(ReturnRing, descriptor_head) == 128);
-static_assert(offsetof(ReturnRing, waiting) == 132);
+static_assert(offsetof(ReturnRing, waiting) == 256);
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
 // Bytes from one lane to the next. `entries` is a power of two in

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// page_table.h - who owns each page of a binding, and how often it is lent.
+//
+//   cell  31          16 15           0
+//        +--------------+--------------+
+//        | worker + 1   | lent         |    0: never lent
+//        +--------------+--------------+
+//
+// A page in flight has one owner, the worker that received it, and the owner is the only
+// writer of its cell and of its urefs. So a change is a load and a store, no locked
+// instruction; the words are atomics because any thread may read them. A page changes owner
+// only through the page pool, where its count is zero.
+//
+// Thread-safety: a cell is written by its page's owner; read by anyone.
+// Memory: 4 bytes a page, demand-zero.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "tokens/demand_zero.h"
+
+namespace rxtoken {
+
+class PageTable {
+ public:
+  static constexpr std::uint32_t kMaxLent = 0xFFFF;  // of one page, over all rx sockets
+
+  // `binding` is never reused while the process lives. `pool` is for whoever recycles pages.
+  PageTable(std::uint32_t binding, std::uint32_t pages, void* pool)
+      : cells_(pages), binding_(binding), pages_(pages), pool_(pool) {}
+
+  bool ok() const noexcept { return cells_.ok(); }
+  std::uint32_t binding() const noexcept { return binding_; }
+  std::uint32_t pages() const noexcept { return pages_; }
+  void* pool() const noexcept { return pool_; }
+  std::atomic<std::uint32_t>* cells() const noexcept { return cells_.data(); }
+
+  static constexpr std::uint32_t OwnerBits(std::uint32_t worker) noexcept {
+    return (worker + 1) << 16;
+  }
+  static constexpr std::uint32_t Lent(std::uint32_t cell) noexcept { return cell & 0xFFFF; }
+  static constexpr std::uint32_t Owner(std::uint32_t cell) noexcept { return cell & ~0xFFFFu; }
+
+ private:
+  DemandZeroArray<std::atomic<std::uint32_t>> cells_;
+  std::uint32_t binding_;
+  std::uint32_t pages_;
+  void* pool_;
+};
+
+}  // namespace rxtoken

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// slot_table.h - the 32 slots of one rx socket: which binding each names.
+//
+// Workers share it, but touch it only when a slot's outstanding count leaves or reaches
+// zero on their lane, so its locked instructions are off the path. A slot's word says which
+// binding it names and which workers have fragments outstanding under it; a slot without
+// such a worker may be given to another binding, the one released longest ago first.
+//
+//   word  63    62          48 47            16 15        0
+//        +-----+--------------+----------------+-----------+
+//        |busy |              | binding        | workers   |
+//        +-----+--------------+----------------+-----------+
+//
+// Two workers that lend the first page of one binding at the same moment may each take a
+// slot for it. That is harmless: each lane announces its own.
+//
+// Thread-safety: Acquire and Release by any worker; Forget by the control thread, once no
+//                lane knows the binding any more.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <optional>
+
+#include "tokens/abi/limits.h"
+#include "tokens/demand_zero.h"
+#include "tokens/page_table.h"
+
+namespace rxtoken {
+
+using UrefArray = DemandZeroArray<std::atomic<std::uint32_t>>;
+
+class SlotTable {
+ public:
+  // Marks `slot` as in use by `worker` if it still names `binding`.
+  bool Rejoin(std::uint32_t slot, std::uint32_t worker, std::uint32_t binding) noexcept {
+    std::uint64_t word = slots_[slot].word.load(std::memory_order_relaxed);
+    while (Binding(word) == binding && (word & kBusy) == 0) {
+      // order: acquire pairs with the release in Take(): the uref array is there.
+      if (slots_[slot].word.compare_exchange_weak(word, word | Bit(worker),
+                                                  std::memory_order_acquire,
+                                                  std::memory_order_relaxed)) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  // A slot that names `table`'s binding and is in use by `worker`: one that named it
+  // before, else a fresh one, else the one released longest ago. Empty: all 32 have
+  // outstanding tokens, or the memory for its urefs cannot be had.
+  std::optional<std::uint32_t> Acquire(std::uint32_t worker, const PageTable& table) noexcept {
+    for (std::uint32_t slot = 0; slot < kSlotsPerRxSocket; slot++) {
+      if (Rejoin(slot, worker, table.binding())) return slot;
+    }
+    for (;;) {
+      std::optional<std::uint32_t> oldest;
+      std::uint64_t oldest_release = 0;
+      for (std::uint32_t slot = 0; slot < kSlotsPerRxSocket; slot++) {
+        const std::uint64_t word = slots_[slot].word.load(std::memory_order_relaxed);
+        if ((word & (kBusy | kWorkers)) != 0) continue;
+        const std::uint64_t released = slots_[slot].released.load(std::memory_order_relaxed);
+        if (!oldest || released < oldest_release) {
+          oldest = slot;
+          oldest_release = released;
+        }
+      }
+      if (!oldest) return std::nullopt;
+      if (Take(*oldest, worker, table)) return slots_[*oldest].urefs.ok() ? oldest : std::nullopt;
+    }
+  }
+
+  // `worker` has nothing outstanding under `slot` any more.
+  void Release(std::uint32_t slot, std::uint32_t worker) noexcept {
+    slots_[slot].released.store(1 + releases_.fetch_add(1, std::memory_order_relaxed),
+                                std::memory_order_relaxed);
+    // order: release pairs with the acquire in Take() and Rejoin(): our last write to the
+    // uref array comes before anything another worker does with it.
+    slots_[slot].word.fetch_and(~Bit(worker), std::memory_order_release);
+  }
+
+  // Drops every slot that names `binding`, and the memory of its urefs.
+  void Forget(std::uint32_t binding) noexcept {
+    for (Slot& slot : slots_) {
+      if (Binding(slot.word.load(std::memory_order_acquire)) != binding) continue;
+      slot.urefs = UrefArray();
+      slot.released.store(0, std::memory_order_relaxed);
+      slot.word.store(0, std::memory_order_release);
+    }
+  }
+
+  // Valid while `worker` has the slot in use.
+  std::atomic<std::uint32_t>* urefs(std::uint32_t slot) const noexcept {
+    return slots_[slot].urefs.data();
+  }
+
+  std::uint32_t in_use() const noexcept {
+    std::uint32_t n = 0;
+    for (const Slot& slot : slots_) {
+      n += (slot.word.load(std::memory_order_relaxed) & kWorkers) != 0;
+    }
+    return n;
+  }
+
+ private:
+  static constexpr std::uint64_t kBusy = std::uint64_t{1} << 63;
+  static constexpr std::uint64_t kWorkers = 0xFFFF;
+  static_assert(kMaxWorkers <= 16);
+
+  struct Slot {
+    std::atomic<std::uint64_t> word{0};
+    std::atomic<std::uint64_t> released{0};  // when, as a count of releases; 0: never used
+    UrefArray urefs;                         // written only while busy
+  };
+
+  static constexpr std::uint64_t Bit(std::uint32_t worker) noexcept {
+    return std::uint64_t{1} << worker;
+  }
+  static constexpr std::uint32_t Binding(std::uint64_t word) noexcept {
+    return static_cast<std::uint32_t>(word >> 16);
+  }
+
+  // Gives an unused slot to `table`'s binding. False: another worker was faster. Without
+  // memory the slot is left unused, with an array that is not ok().
+  bool Take(std::uint32_t slot, std::uint32_t worker, const PageTable& table) noexcept {
+    Slot& s = slots_[slot];
+    std::uint64_t word = s.word.load(std::memory_order_relaxed);
+    if ((word & (kBusy | kWorkers)) != 0) return false;
+    // order: acquire pairs with the release of the last user: its urefs are all zero.
+    if (!s.word.compare_exchange_strong(word, kBusy, std::memory_order_acquire,
+                                        std::memory_order_relaxed)) {
+      return false;
+    }
+    s.urefs = UrefArray(table.pages());
+    const std::uint64_t taken = std::uint64_t{table.binding()} << 16 | Bit(worker);
+    // order: release pairs with the acquire in Rejoin(): publishes the array.
+    s.word.store(s.urefs.ok() ? taken : 0, std::memory_order_release);
+    return true;
+  }
+
+  std::array<Slot, kSlotsPerRxSocket> slots_;
+  std::atomic<std::uint64_t> releases_{0};
+};
+
+}  // namespace rxtoken
