@@ -54,24 +54,18 @@ struct Descriptor {
   std::uint8_t slot;  // kSlotMapped
   union {
     std::uint32_t token;      // kFragment: PageToken::wire()
+    std::uint32_t binding;    // kSlotMapped: id, never reused while the daemon runs
     std::uint32_t time_high;  // kTime
-    std::uint32_t reserved;
   };
-  union {
-    struct {
-      std::uint16_t offset;    // kFragment: bytes from the start of the page
-      std::uint16_t length;    // kFragment: bytes; 0 for an empty datagram
-      std::uint32_t time_low;  // kFragment: lower half of the arrival time, CLOCK_MONOTONIC ns
-    };
-    std::uint64_t binding;  // kSlotMapped: never reused while the daemon runs
-  };
+  std::uint16_t offset;    // kFragment: bytes from the start of the page
+  std::uint16_t length;    // kFragment: bytes; 0 for an empty datagram
+  std::uint32_t time_low;  // kFragment: lower half of the arrival time, CLOCK_MONOTONIC ns
 };
 static_assert(sizeof(Descriptor) == 16);
 static_assert(offsetof(Descriptor, token) == 4);
 static_assert(offsetof(Descriptor, offset) == 8);
 static_assert(offsetof(Descriptor, length) == 10);
 static_assert(offsetof(Descriptor, time_low) == 12);
-static_assert(offsetof(Descriptor, binding) == 8);
 
 // Why a rx socket ended; DescriptorRing::closed.
 enum class CloseReason : std::uint32_t { kOpen = 0, kClosed = 1, kDaemonStopped = 2 };

@@ -1,0 +1,409 @@
+// SPDX-License-Identifier: Apache-2.0
+// lane.h - one worker's side of one rx socket: lends fragments, takes them back, counts.
+//
+// The heart of rxtoken. Everything a lane writes on the path has one writer, its worker:
+//
+//   state                        written by             read by
+//   -----                        ----------             -------
+//   cell (PageTable)             the page's owner       any thread, statistics
+//   uref (SlotTable)             the page's owner       any thread, statistics
+//   descriptor ring              this lane              the application
+//   return ring                  the application        this lane, which trusts nothing in it
+//   everything else              this lane              nobody
+//
+// so that lending and returning need no locked instruction. A fragment that is lent holds
+// its page through `uref`, this rx socket's count, and the lower half of `cell`, the count
+// over all rx sockets. Returning checks, in this order and before it writes anything: the
+// slot is in use on this lane; the buffer has the page; this worker owns the page; this rx
+// socket holds it.
+//
+// Hot path: Lend, Return, Drain.   Thread-safety: the lane's worker only.
+// Allocates: never, but address space for urefs when a slot is taken.   Blocks: never.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <span>
+
+#include "tokens/abi/counters.h"
+#include "tokens/abi/ring.h"
+#include "tokens/abi/token.h"
+#include "tokens/page_table.h"
+#include "tokens/slot_table.h"
+
+namespace rxtoken {
+
+struct LaneCounters {
+  std::uint64_t messages = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t lent = 0;      // fragments
+  std::uint64_t returned = 0;  // fragments
+  std::uint64_t copied_messages = 0;
+  std::uint64_t doorbells = 0;
+  std::array<std::uint64_t, kDropReasons> drops = {};
+  std::array<std::uint64_t, kRefusals> refusals = {};
+};
+
+// A piece of a message, ready to be lent.
+struct LendItem {
+  std::uint32_t page;
+  std::uint16_t offset;  // bytes from the start of the page
+  std::uint16_t length;
+  std::uint8_t flags;  // kMoreFragments and so on
+  std::uint8_t ip_header_distance;
+};
+
+// What takes back a page on which nothing is lent any more. Pages come back in runs of one
+// binding: `recycler.Open(table)` answers an object that is called with each page index.
+template <typename R>
+concept Recycler = requires(R& recycler, const PageTable& table, std::uint32_t page) {
+  recycler.Open(table)(page);
+};
+
+class Lane {
+ public:
+  // `slots` and the rings, which are zero apart from their header, outlive the lane.
+  Lane(std::uint32_t worker, SlotTable* slots, DescriptorRing* descriptors, ReturnRing* returns)
+      : worker_(worker),
+        slots_(slots),
+        descriptors_(descriptors),
+        returns_(returns),
+        mask_(descriptors->entries - 1) {}
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+
+  // ---- lending ---------------------------------------------------------------------------
+
+  // True if the ring has room for `n` more fragments and for what may have to be announced
+  // in front of them.
+  bool HasRoom(std::uint32_t n) noexcept {
+    constexpr std::uint32_t kAnnouncements = 2;  // a slot and a time
+    if (mask_ + 1 - (tail_ - head_seen_) >= n + kAnnouncements) [[likely]] return true;
+    // order: acquire pairs with the application's release: it has read what we overwrite.
+    const std::uint32_t head = returns_->descriptor_head.load(std::memory_order_acquire);
+    // A head that is not between the last one and the tail is a lie: no room then.
+    if (tail_ - head > tail_ - head_seen_) return false;
+    head_seen_ = head;
+    return mask_ + 1 - (tail_ - head_seen_) >= n + kAnnouncements;
+  }
+
+  // Lends `items`, all on pages of `table` that this worker received, and all of them whole
+  // messages or the fragments of one. `time_ns` is when they arrived. False, with nothing
+  // done: no slot is free. Preconditions: HasRoom(items.size()), and none of the pages is lent
+  // PageTable::kMaxLent times.
+  bool Lend(const PageTable& table, std::span<const LendItem> items,
+            std::uint64_t time_ns) noexcept {
+    if (!Prepare(table)) [[unlikely]] return false;
+    if (const auto high = static_cast<std::uint32_t>(time_ns >> 32); high != time_high_)
+        [[unlikely]] {
+      AnnounceTime(high);
+    }
+    SlotView& view = views_[lending_slot_];
+    // Locals: a store through cells or urefs may alias our members, as far as the compiler
+    // knows, and would make it load them again for each fragment.
+    std::atomic<std::uint32_t>* const cells = view.cells;
+    std::atomic<std::uint32_t>* const urefs = view.urefs;
+    const std::uint32_t owner = PageTable::OwnerBits(worker_);
+    const std::uint32_t slot_bits = lending_slot_ << kPageBits;
+    const std::uint64_t time_low = time_ns << 32;
+    Descriptor* const ring = descriptors_->descriptors();
+    const std::uint32_t mask = mask_;
+    std::uint32_t tail = tail_;
+    std::uint64_t bytes = 0;
+    for (const LendItem& item : items) {
+      const std::uint32_t lent = PageTable::Lent(cells[item.page].load(std::memory_order_relaxed));
+      cells[item.page].store(owner | (lent + 1), std::memory_order_relaxed);
+      urefs[item.page].store(urefs[item.page].load(std::memory_order_relaxed) + 1,
+                             std::memory_order_relaxed);
+      const std::uint64_t words[2] = {
+          static_cast<std::uint64_t>(DescriptorKind::kFragment) |
+              std::uint64_t{item.flags} << 8 | std::uint64_t{item.ip_header_distance} << 16 |
+              std::uint64_t{slot_bits | item.page} << 32,
+          std::uint64_t{item.offset} | std::uint64_t{item.length} << 16 | time_low};
+      std::memcpy(static_cast<void*>(&ring[tail & mask]), words, sizeof(words));
+      tail++;
+      bytes += item.length;
+    }
+    tail_ = tail;
+    view.outstanding += items.size();
+    counters_.lent += items.size();
+    counters_.bytes += bytes;
+    return true;
+  }
+
+  // Fetches for writing the part of the ring that the next `n` fragments will fill.
+  void PrefetchRing(std::uint32_t n) const noexcept {
+    const Descriptor* const ring = descriptors_->descriptors();
+    for (std::uint32_t i = 0; i < n; i += 64 / sizeof(Descriptor)) {
+      __builtin_prefetch(&ring[(tail_ + i) & mask_], 1);
+    }
+  }
+
+  std::uint32_t unpublished() const noexcept { return tail_ - published_; }
+
+  // Lets the application see what was lent. True if it sleeps and wants a doorbell.
+  bool Publish() noexcept {
+    // order: release pairs with the application's acquire: descriptors and payload first.
+    descriptors_->tail.store(tail_, std::memory_order_release);
+    published_ = tail_;
+    // order: seq_cst fence pairs with the one in LaneReader::Arm(): the application either
+    // sees this tail, or we see its wish.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    return WantsDoorbell();
+  }
+  bool WantsDoorbell() const noexcept {
+    const std::uint32_t wish = returns_->waiting.load(std::memory_order_relaxed);
+    return wish != 0 && wish != rung_;
+  }
+  // The doorbell that the application wishes for now has been rung.
+  void Rung() noexcept {
+    rung_ = returns_->waiting.load(std::memory_order_relaxed);
+    counters_.doorbells++;
+  }
+
+  // ---- returning -------------------------------------------------------------------------
+
+  // Takes back at most kDrainTokens of what the application has put into its return ring;
+  // how many tokens were read.
+  static constexpr std::uint32_t kDrainTokens = 256;
+  template <Recycler R>
+  std::uint32_t Drain(R& recycler) noexcept {
+    // order: acquire pairs with the application's release: the tokens are there, and its
+    // reads of the payload are over.
+    const std::uint32_t tail = returns_->tail.load(std::memory_order_acquire);
+    std::uint32_t n = tail - return_head_;
+    if (n == 0) return 0;
+    if (n > mask_ + 1) [[unlikely]] {
+      Refuse(Refusal::kBadRing);
+      n = 0;
+      return_head_ = tail;  // take its word for where the ring goes on
+    }
+    n = std::min(n, kDrainTokens);
+    std::array<std::uint32_t, kDrainTokens> tokens;  // copied once; it may change them now
+    const std::atomic<std::uint32_t>* const ring = returns_->tokens();
+    for (std::uint32_t i = 0; i < n; i++) {
+      tokens[i] = ring[(return_head_ + i) & mask_].load(std::memory_order_relaxed);
+    }
+    return_head_ += n;
+    // order: release: the tokens were read before their place is free.
+    descriptors_->return_head.store(return_head_, std::memory_order_release);
+    Return(std::span(tokens.data(), n), recycler);
+    return n;
+  }
+
+  // One fragment of each token back. What is refused changes nothing but a counter.
+  // How many were accepted.
+  template <Recycler R>
+  std::uint32_t Return(std::span<const std::uint32_t> tokens, R& recycler) noexcept {
+    std::uint32_t accepted = 0;
+    for (std::size_t i = 0; i < tokens.size();) {
+      const std::uint32_t slot = tokens[i] >> kPageBits;
+      SlotView& view = views_[slot];
+      if (view.outstanding == 0) [[unlikely]] {
+        Refuse(Refusal::kSlotNotInUse);
+        i++;
+        continue;
+      }
+      const std::uint32_t n = ReturnRun(view, tokens, slot, i, recycler);
+      accepted += n;
+      if (view.outstanding == 0) slots_->Release(slot, worker_);
+    }
+    counters_.returned += accepted;
+    return accepted;
+  }
+
+  // What Return() would do with `token`, without doing it; kCount: accept it.
+  Refusal Check(std::uint32_t token) const noexcept {
+    const SlotView& view = views_[token >> kPageBits];
+    const std::uint32_t page = token & (kMaxPagesPerBuffer - 1);
+    if (view.outstanding == 0) return Refusal::kSlotNotInUse;
+    if (page >= view.pages) return Refusal::kOutOfRange;
+    if (PageTable::Owner(view.cells[page].load(std::memory_order_relaxed)) !=
+        PageTable::OwnerBits(worker_)) {
+      return Refusal::kWrongOwner;
+    }
+    if (view.urefs[page].load(std::memory_order_relaxed) == 0) return Refusal::kNotHeld;
+    return Refusal::kCount;
+  }
+
+  void Refuse(Refusal reason) noexcept {
+    counters_.refusals[static_cast<std::size_t>(reason)]++;
+  }
+
+  // Takes back all that is outstanding, whatever the application does, looking at no more
+  // than `budget` pages. True when nothing is left; else call again.
+  template <Recycler R>
+  bool Sweep(std::uint32_t budget, R& recycler) noexcept {
+    const std::uint32_t owner = PageTable::OwnerBits(worker_);
+    for (std::uint32_t slot = 0; slot < kSlotsPerRxSocket; slot++) {
+      SlotView& view = views_[slot];
+      if (view.outstanding == 0) continue;
+      {
+        auto&& give = recycler.Open(*view.table);
+        for (; view.outstanding != 0; sweep_page_++) {
+          if (budget-- == 0) return false;
+          const std::uint32_t held = view.urefs[sweep_page_].load(std::memory_order_relaxed);
+          const std::uint32_t cell = view.cells[sweep_page_].load(std::memory_order_relaxed);
+          if (held == 0 || PageTable::Owner(cell) != owner) continue;
+          view.urefs[sweep_page_].store(0, std::memory_order_relaxed);
+          view.cells[sweep_page_].store(cell - held, std::memory_order_relaxed);
+          view.outstanding -= held;
+          counters_.returned += held;
+          if (PageTable::Lent(cell) == held) give(sweep_page_);
+        }
+      }
+      sweep_page_ = 0;
+      slots_->Release(slot, worker_);
+    }
+    return true;
+  }
+
+  // The binding is about to go. Precondition: nothing of it is outstanding here.
+  void Forget(const PageTable& table) noexcept {
+    for (SlotView& view : views_) {
+      if (view.table == &table) view = SlotView{};
+    }
+  }
+
+  // ---- the rest --------------------------------------------------------------------------
+
+  void Close(CloseReason reason) noexcept {
+    descriptors_->closed.store(static_cast<std::uint32_t>(reason), std::memory_order_release);
+  }
+
+  // Fragments; counted apart from lent and returned, so that the three can be compared.
+  std::uint64_t outstanding() const noexcept {
+    std::uint64_t n = 0;
+    for (const SlotView& view : views_) n += view.outstanding;
+    return n;
+  }
+
+  // The same, from the uref arrays themselves: the pages of this worker only.
+  std::uint64_t Audit() const noexcept {
+    std::uint64_t n = 0;
+    for (const SlotView& view : views_) {
+      if (view.outstanding == 0) continue;
+      for (std::uint32_t page = 0; page < view.pages; page++) {
+        if (PageTable::Owner(view.cells[page].load(std::memory_order_relaxed)) ==
+            PageTable::OwnerBits(worker_)) {
+          n += view.urefs[page].load(std::memory_order_relaxed);
+        }
+      }
+    }
+    return n;
+  }
+
+  LaneCounters& counters() noexcept { return counters_; }
+
+ private:
+  // One slot as this lane sees it.
+  struct SlotView {
+    std::uint64_t outstanding = 0;  // fragments lent by this lane
+    std::uint32_t pages = 0;
+    std::atomic<std::uint32_t>* cells = nullptr;
+    std::atomic<std::uint32_t>* urefs = nullptr;
+    const PageTable* table = nullptr;
+  };
+
+  // Makes lending_slot_ a slot of `table`, announced and in use. False: there is none.
+  bool Prepare(const PageTable& table) noexcept {
+    const SlotView& view = views_[lending_slot_];
+    if (view.table == &table && view.outstanding != 0) [[likely]] return true;
+    return PrepareSlow(table);
+  }
+
+  [[gnu::noinline]] bool PrepareSlow(const PageTable& table) noexcept {
+    for (std::uint32_t slot = 0; slot < kSlotsPerRxSocket; slot++) {
+      SlotView& view = views_[slot];
+      if (view.table != &table) continue;
+      if (view.outstanding != 0 || slots_->Rejoin(slot, worker_, table.binding())) {
+        lending_slot_ = slot;
+        return true;
+      }
+      view = SlotView{};  // another binding has the slot now
+    }
+    const std::optional<std::uint32_t> slot = slots_->Acquire(worker_, table);
+    if (!slot) return false;
+    lending_slot_ = *slot;
+    views_[*slot] = SlotView{.outstanding = 0,
+                             .pages = table.pages(),
+                             .cells = table.cells(),
+                             .urefs = slots_->urefs(*slot),
+                             .table = &table};
+    Descriptor mapped{};
+    mapped.kind = DescriptorKind::kSlotMapped;
+    mapped.slot = static_cast<std::uint8_t>(*slot);
+    mapped.binding = table.binding();
+    descriptors_->descriptors()[tail_++ & mask_] = mapped;
+    return true;
+  }
+
+  [[gnu::noinline]] void AnnounceTime(std::uint32_t high) noexcept {
+    time_high_ = high;
+    Descriptor time{};
+    time.kind = DescriptorKind::kTime;
+    time.time_high = high;
+    descriptors_->descriptors()[tail_++ & mask_] = time;
+  }
+
+  // Tokens from `i` on, as long as they are of `slot`. Moves `i` behind them.
+  template <Recycler R>
+  std::uint32_t ReturnRun(SlotView& view, std::span<const std::uint32_t> tokens,
+                          std::uint32_t slot, std::size_t& i, R& recycler) noexcept {
+    std::atomic<std::uint32_t>* const cells = view.cells;
+    std::atomic<std::uint32_t>* const urefs = view.urefs;
+    const std::uint32_t pages = view.pages;
+    const std::uint32_t owner = PageTable::OwnerBits(worker_);
+    const std::uint32_t slot_bits = slot << kPageBits;
+    std::uint32_t accepted = 0;
+    auto&& give = recycler.Open(*view.table);
+    std::size_t at = i;
+    for (; at < tokens.size(); at++) {
+      const std::uint32_t page = tokens[at] ^ slot_bits;
+      if (page >= pages) [[unlikely]] {
+        if (tokens[at] >> kPageBits != slot) break;
+        Refuse(Refusal::kOutOfRange);
+        continue;
+      }
+      const std::uint32_t cell = cells[page].load(std::memory_order_relaxed);
+      if (PageTable::Owner(cell) != owner) [[unlikely]] {
+        Refuse(Refusal::kWrongOwner);
+        continue;
+      }
+      const std::uint32_t held = urefs[page].load(std::memory_order_relaxed);
+      if (held == 0) [[unlikely]] {
+        Refuse(Refusal::kNotHeld);
+        continue;
+      }
+      urefs[page].store(held - 1, std::memory_order_relaxed);
+      cells[page].store(cell - 1, std::memory_order_relaxed);
+      accepted++;
+      if (PageTable::Lent(cell) == 1) give(page);
+    }
+    i = at;
+    view.outstanding -= accepted;
+    return accepted;
+  }
+
+  const std::uint32_t worker_;
+  SlotTable* const slots_;
+  DescriptorRing* const descriptors_;
+  ReturnRing* const returns_;
+  const std::uint32_t mask_;
+
+  std::uint32_t tail_ = 0;         // next descriptor to write
+  std::uint32_t published_ = 0;    // tail as the application knows it
+  std::uint32_t head_seen_ = 0;    // how far the application was, when we last looked
+  std::uint32_t return_head_ = 0;  // next returned token to read
+  std::uint32_t lending_slot_ = 0;
+  std::uint32_t time_high_ = 0;
+  std::uint32_t rung_ = 0;
+  std::uint32_t sweep_page_ = 0;
+  LaneCounters counters_;
+  std::array<SlotView, kSlotsPerRxSocket> views_;
+};
+
+}  // namespace rxtoken

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// page_pool.h - the free pages of one binding: a stack for each worker, and a depot.
+//
+//     worker 0: [ stack ]  --- full batches --->  depot  <--- full batches --- [ stack ] :1
+//                          <-- when it is dry --         --- when it is dry -->
+//
+// After the kernel's objpool: a worker pushes to its own stack only (no function takes a
+// worker's number, so none can push to another's), pops from its own first and from what
+// others have in surplus next. Unlike objpool the local part is a plain last-in-first-out
+// array without atomic read-modify-write, and pages cross between workers in whole batches
+// only, through a lock-free stack of batches (Bonwick's magazines and depot). A stack has
+// room for every object, so a push cannot fail.
+//
+// A thread that is no worker (the control thread, when a driver starts or stops a queue)
+// has a stack of its own behind a mutex. A worker never waits for that mutex: it tries it
+// when all else is empty.
+//
+// Thread-safety: all functions from any thread.   Blocks: workers never.
+// Allocates: on construction only.   Hot path: Push, Pop.
+// Memory: 8 bytes an object and a stack, demand-zero.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "tokens/abi/limits.h"
+#include "tokens/demand_zero.h"
+#include "tokens/worker_id.h"
+
+namespace rxtoken {
+
+class PagePool {
+ public:
+  static constexpr std::uint32_t kBatch = 256;  // what crosses between workers
+  static constexpr std::uint32_t kSurplus = 2 * kBatch;  // what a worker keeps when sharing
+
+  // Starts full, with objects[0] the first to be popped.
+  explicit PagePool(std::span<void* const> objects)
+      : size_(static_cast<std::uint32_t>(objects.size())),
+        batches_(size_ / kBatch + 1),
+        next_(std::make_unique<std::atomic<std::uint32_t>[]>(batches_)),
+        batch_objects_(std::size_t{batches_} * kBatch) {
+    for (Stack& stack : stacks_) stack.objects = DemandZeroArray<void*>(size_);
+    for (std::uint32_t b = 0; b < batches_; b++) Put(empty_, b);
+    std::vector<void*> reversed(objects.rbegin(), objects.rend());
+    Stack& outside = stacks_[kMaxWorkers];
+    std::memcpy(outside.objects.data(), reversed.data(), size_ * sizeof(void*));
+    outside.count.store(size_, std::memory_order_relaxed);
+    const std::uint32_t odd = size_ % kBatch;  // stays outside; the rest goes to the depot
+    if (ok()) {
+      // The first pages of `objects` are on top: spill from the bottom up.
+      std::memmove(outside.objects.data(), reversed.data(), odd * sizeof(void*));
+      for (std::uint32_t at = odd; at < size_; at += kBatch) Spill(&reversed[at]);
+      outside.count.store(odd, std::memory_order_relaxed);
+    }
+  }
+
+  // False if the memory could not be had; then nothing else may be called.
+  bool ok() const noexcept {
+    return std::all_of(stacks_.begin(), stacks_.end(),
+                       [](const Stack& s) { return s.objects.ok(); });
+  }
+
+  std::uint32_t size() const noexcept { return size_; }
+
+  // With several workers on the binding, each gives what it has beyond kSurplus to the
+  // depot; a single one keeps all, so that what it frees last it uses next.
+  void SetShared(bool shared) noexcept {
+    keep_.store(shared ? kSurplus : size_, std::memory_order_relaxed);
+  }
+
+  void Push(void* const* objects, std::uint32_t n) noexcept {
+    if (this_worker == kNotAWorker) {
+      const std::lock_guard lock(outside_mutex_);
+      PushTo(stacks_[kMaxWorkers], objects, n, kSurplus);
+    } else {
+      PushTo(stacks_[this_worker], objects, n, keep_.load(std::memory_order_relaxed));
+    }
+  }
+
+  // The `n` objects pushed last, newest first; false, with nothing taken, if there are not
+  // so many within the caller's reach.
+  bool Pop(void** out, std::uint32_t n) noexcept {
+    if (this_worker == kNotAWorker) {
+      const std::lock_guard lock(outside_mutex_);
+      return PopFrom(stacks_[kMaxWorkers], out, n);
+    }
+    return PopFrom(stacks_[this_worker], out, n);
+  }
+
+  // Objects that are in the pool; exact when nobody pushes or pops.
+  std::uint32_t available() const noexcept {
+    std::uint32_t n = full_count_.load(std::memory_order_relaxed) * kBatch;
+    for (const Stack& stack : stacks_) n += stack.count.load(std::memory_order_relaxed);
+    return n;
+  }
+
+ private:
+  struct alignas(kWriterAlignBytes) Stack {
+    std::atomic<std::uint32_t> count{0};  // written by the stack's worker only
+    DemandZeroArray<void*> objects;
+  };
+
+  void PushTo(Stack& stack, void* const* objects, std::uint32_t n, std::uint32_t keep) noexcept {
+    std::uint32_t count = stack.count.load(std::memory_order_relaxed);
+    std::memcpy(stack.objects.data() + count, objects, n * sizeof(void*));
+    count += n;
+    while (count > keep && count >= kBatch) [[unlikely]] {
+      count -= kBatch;
+      Spill(stack.objects.data() + count);
+    }
+    stack.count.store(count, std::memory_order_relaxed);
+  }
+
+  bool PopFrom(Stack& stack, void** out, std::uint32_t n) noexcept {
+    std::uint32_t count = stack.count.load(std::memory_order_relaxed);
+    while (count < n) [[unlikely]] {
+      const std::uint32_t refilled = Refill(stack, count);
+      if (refilled == count) return false;
+      count = refilled;
+    }
+    count -= n;
+    stack.count.store(count, std::memory_order_relaxed);
+    void* const* top = stack.objects.data() + count;
+    for (std::uint32_t i = 0; i < n; i++) out[i] = top[n - 1 - i];
+    return true;
+  }
+
+  // Adds one batch, from the depot or from what lies outside; the new count.
+  std::uint32_t Refill(Stack& stack, std::uint32_t count) noexcept {
+    if (const std::uint32_t batch = Take(full_); batch != kNone) {
+      full_count_.fetch_sub(1, std::memory_order_relaxed);
+      std::memcpy(stack.objects.data() + count, &batch_objects_[std::size_t{batch} * kBatch],
+                  kBatch * sizeof(void*));
+      Put(empty_, batch);
+      count += kBatch;
+    } else if (Stack& outside = stacks_[kMaxWorkers];
+               &stack != &outside && outside.count.load(std::memory_order_relaxed) != 0 &&
+               outside_mutex_.try_lock()) {
+      const std::uint32_t there = outside.count.load(std::memory_order_relaxed);
+      const std::uint32_t n = std::min(there, kBatch);
+      std::memcpy(stack.objects.data() + count, outside.objects.data() + there - n,
+                  n * sizeof(void*));
+      outside.count.store(there - n, std::memory_order_relaxed);
+      outside_mutex_.unlock();
+      count += n;
+    }
+    stack.count.store(count, std::memory_order_relaxed);
+    return count;
+  }
+
+  // Moves kBatch objects to the depot. There is always an empty batch: the full ones hold
+  // distinct objects, and there is one batch more than full ones can be.
+  void Spill(void* const* objects) noexcept {
+    const std::uint32_t batch = Take(empty_);
+    std::memcpy(&batch_objects_[std::size_t{batch} * kBatch], objects, kBatch * sizeof(void*));
+    Put(full_, batch);
+    full_count_.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  // The two lock-free stacks of batches: low half the top batch + 1, high half a tag that
+  // changes with every take, so that a compare-exchange cannot mistake an old top for a
+  // new one.
+  static constexpr std::uint32_t kNone = ~0u;
+
+  void Put(std::atomic<std::uint64_t>& head, std::uint32_t batch) noexcept {
+    std::uint64_t old = head.load(std::memory_order_relaxed);
+    do {
+      next_[batch].store(static_cast<std::uint32_t>(old), std::memory_order_relaxed);
+      // order: release publishes the batch's content and its link.
+    } while (!head.compare_exchange_weak(old, (old & ~0xFFFF'FFFFull) | (batch + 1),
+                                         std::memory_order_release, std::memory_order_relaxed));
+  }
+
+  std::uint32_t Take(std::atomic<std::uint64_t>& head) noexcept {
+    // order: acquire pairs with the release in Put(): the link, then the content.
+    std::uint64_t old = head.load(std::memory_order_acquire);
+    for (;;) {
+      const auto top = static_cast<std::uint32_t>(old);
+      if (top == 0) return kNone;
+      const std::uint64_t below = next_[top - 1].load(std::memory_order_relaxed);
+      const std::uint64_t tag = (old & ~0xFFFF'FFFFull) + (1ull << 32);
+      if (head.compare_exchange_weak(old, tag | below, std::memory_order_acquire,
+                                     std::memory_order_acquire)) {
+        return top - 1;
+      }
+    }
+  }
+
+  std::uint32_t size_;
+  std::uint32_t batches_;
+  std::atomic<std::uint32_t> keep_{~0u};
+  std::mutex outside_mutex_;
+  std::array<Stack, kMaxWorkers + 1> stacks_;  // the last is for threads that are no workers
+
+  // depot
+  alignas(kWriterAlignBytes) std::atomic<std::uint64_t> full_{0};
+  std::atomic<std::uint32_t> full_count_{0};
+  alignas(kWriterAlignBytes) std::atomic<std::uint64_t> empty_{0};
+  std::unique_ptr<std::atomic<std::uint32_t>[]> next_;
+  std::vector<void*> batch_objects_;
+};
+
+}  // namespace rxtoken
