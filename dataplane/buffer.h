@@ -38,7 +38,8 @@ class Buffer {
   std::uint32_t page_bytes() const noexcept { return 1u << page_shift_; }
   unsigned page_shift() const noexcept { return page_shift_; }
   std::uint32_t pages() const noexcept { return static_cast<std::uint32_t>(bytes_ >> page_shift_); }
-  Memory memory() const noexcept { return memory_; }  // never kAuto
+  Memory memory() const noexcept { return memory_; }                     // never kAuto
+  std::uint64_t mapped_bytes() const noexcept { return mapped_bytes_; }  // bytes(), rounded up
 
   // Makes the memory known to DPDK, so that Port::MapForDma can map it; does nothing if it is
   // already. Ports of software drivers need none of it.
@@ -48,6 +49,7 @@ class Buffer {
 
  private:
   Buffer() = default;
+  Status Allocate();
 
   std::string binding_;
   int fd_ = -1;
@@ -57,8 +59,6 @@ class Buffer {
   unsigned page_shift_ = 0;
   Memory memory_ = Memory::kPlain;
   bool registered_ = false;
-
-  friend class Port;
 };
 
 }  // namespace rxtoken

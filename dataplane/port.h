@@ -56,8 +56,7 @@ class Port {
   // what one mbuf has of its page, headroom included. `binding` is for messages.
   // Errors: kInvalidArgument, with the least that would do
   Status CheckPages(const std::string& binding, std::uint32_t page_bytes,
-                    std::uint32_t data_room_bytes, std::uint64_t pages,
-                    std::uint32_t queues) const;
+                    std::uint32_t data_room_bytes, std::uint64_t pages, std::uint32_t queues) const;
 
   // Frames that arrive from the next burst on are in mbufs of `pool`, or in those that the
   // driver has posted before: they may still come from the former pool. Precondition:
