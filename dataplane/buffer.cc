@@ -14,7 +14,9 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <string_view>
 
 #include "tokens/abi/limits.h"
 
