@@ -17,6 +17,7 @@
 #include "dataplane/router_pool.h"
 #include "tokens/abi/status.h"
 
+struct rte_device;
 struct rte_mempool;
 
 namespace rxtoken {
@@ -75,9 +76,15 @@ class Port {
   PortInfo info() const;
 
  private:
-  Port(const PortOptions& options) : options_(options) {}
+  Port(const PortOptions& options, std::uint32_t index) : options_(options), index_(index) {}
+
+  // Open, in two steps; after an error the destructor undoes what there is.
+  Status Probe();
+  Status Configure(std::uint32_t spare_mbufs);
 
   PortOptions options_;
+  std::uint32_t index_;
+  rte_device* device_ = nullptr;
   std::uint16_t id_ = 0;
   std::string driver_;
   std::uint32_t ring_entries_ = 0;
