@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <grpcpp/grpcpp.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+
+#include "client/src/receiver.h"
+#include "client/src/session.h"
+#include "rxtoken/rxtoken.h"
+#include "rxtoken/v1/binding.grpc.pb.h"
+#include "rxtoken/v1/flow.grpc.pb.h"
+#include "rxtoken/v1/rx_socket.grpc.pb.h"
+
+namespace rxtoken {
+inline namespace sdk {
+namespace {
+
+// No request takes as long as this, but Bind: the kernel clears a buffer's memory for it.
+constexpr std::chrono::seconds kRequestTimeout{10};
+constexpr std::uint64_t kClearedBytesPerSecond = 100'000'000;
+
+// Makes a unary call. Codes of gRPC and ours are the same numbers.
+template <typename Stub, typename Request, typename Response>
+Status Call(Stub& stub,
+            grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+            const Request& request, Response* response,
+            std::chrono::seconds timeout = kRequestTimeout) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + timeout);
+  const grpc::Status status = (stub.*method)(&context, request, response);
+  if (status.ok()) return Status();
+  return Status(static_cast<Code>(status.error_code()), status.error_message());
+}
+
+v1::Memory ToProto(Memory memory) {
+  switch (memory) {
+    case Memory::kAuto: return v1::MEMORY_UNSPECIFIED;
+    case Memory::kPlain: return v1::MEMORY_PLAIN;
+    case Memory::kHuge: return v1::MEMORY_HUGE;
+  }
+  return v1::MEMORY_UNSPECIFIED;
+}
+
+v1::Match ToProto(const Match& match) {
+  v1::Match proto;
+  proto.set_port(match.port);
+  if (match.queue) proto.set_queue(*match.queue);
+  if (match.vlan) proto.set_vlan(*match.vlan);
+  proto.set_source(match.source);
+  proto.set_destination(match.destination);
+  if (match.protocol) proto.set_protocol(*match.protocol);
+  if (match.source_port) proto.set_source_port(*match.source_port);
+  if (match.destination_port) proto.set_destination_port(*match.destination_port);
+  return proto;
+}
+
+bool ListensIn(const std::string& run_dir) {
+  return access((run_dir + "/descriptors.sock").c_str(), F_OK) == 0;
+}
+
+}  // namespace
+
+std::string DefaultRunDir() {
+  const std::string system_wide = "/run/rxtoken";
+  for (const char* variable : {"RXTOKEN_RUN_DIR", "RUNTIME_DIRECTORY"}) {
+    const char* value = std::getenv(variable);
+    if (value != nullptr && *value != '\0') return value;
+  }
+  if (geteuid() == 0) return system_wide;
+  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+  const std::string own = runtime != nullptr && *runtime != '\0'
+                              ? std::string(runtime) + "/rxtoken"
+                              : "/tmp/rxtoken-" + std::to_string(geteuid());
+  return !ListensIn(own) && ListensIn(system_wide) ? system_wide : own;
+}
+
+struct Client::Connection {
+  Connection(std::unique_ptr<Session> opened, std::shared_ptr<grpc::Channel> channel)
+      : session(std::move(opened)),
+        bindings(v1::Bindings::NewStub(channel)),
+        rx_sockets(v1::RxSockets::NewStub(channel)),
+        flows(v1::Flows::NewStub(channel)) {}
+
+  // Closes a rx socket that nobody here uses; there is nothing to be done if that fails.
+  void CloseRxSocket(const std::string& name) {
+    v1::CloseRxSocketRequest request;
+    request.set_name(name);
+    request.set_session(session->key());
+    v1::CloseRxSocketResponse response;
+    (void)Call(*rx_sockets, &v1::RxSockets::Stub::CloseRxSocket, request, &response);
+  }
+
+  const std::unique_ptr<Session> session;
+  const std::unique_ptr<v1::Bindings::Stub> bindings;
+  const std::unique_ptr<v1::RxSockets::Stub> rx_sockets;
+  const std::unique_ptr<v1::Flows::Stub> flows;
+};
+
+// ---- Client ------------------------------------------------------------------------------
+
+Client::Client(std::shared_ptr<Connection> connection) noexcept
+    : connection_(std::move(connection)) {}
+Client::Client(Client&&) noexcept = default;
+Client& Client::operator=(Client&& other) noexcept {
+  Client(std::move(other)).connection_.swap(connection_);
+  return *this;
+}
+Client::~Client() {
+  if (connection_) connection_->session->End();
+}
+
+Result<Client> Client::Connect(const ConnectOptions& options) {
+  auto session = Session::Open(options.run_dir);
+  if (!session.ok()) return session.status();
+  auto channel = grpc::CreateChannel("unix:" + options.run_dir + "/api.sock",
+                                     grpc::InsecureChannelCredentials());
+  return Client(std::make_shared<Connection>(std::move(*session), std::move(channel)));
+}
+
+Status Client::Bind(const BindOptions& options) {
+  v1::BindRequest request;
+  request.set_name(options.name);
+  request.set_session(connection_->session->key());
+  request.set_buffer_bytes(options.buffer_bytes);
+  request.set_page_bytes(options.page_bytes);
+  request.set_memory(ToProto(options.memory));
+  for (const QueueId& queue : options.queues) {
+    v1::QueueId& proto = *request.add_queues();
+    proto.set_port(queue.port);
+    proto.set_queue(queue.queue);
+  }
+  v1::Binding binding;
+  const std::chrono::seconds clearing(options.buffer_bytes / kClearedBytesPerSecond);
+  return Call(*connection_->bindings, &v1::Bindings::Stub::Bind, request, &binding,
+              kRequestTimeout + clearing);
+}
+
+Status Client::Unbind(const std::string& name) {
+  v1::UnbindRequest request;
+  request.set_name(name);
+  request.set_session(connection_->session->key());
+  v1::Binding binding;
+  return Call(*connection_->bindings, &v1::Bindings::Stub::Unbind, request, &binding);
+}
+
+Result<FlowId> Client::AddFlow(const Match& match, const RxSocket& rx_socket, int priority) {
+  v1::AddFlowRequest request;
+  *request.mutable_match() = ToProto(match);
+  request.set_rx_socket(rx_socket.name());
+  request.set_priority(priority);
+  request.set_session(connection_->session->key());
+  v1::Flow flow;
+  const Status status = Call(*connection_->flows, &v1::Flows::Stub::AddFlow, request, &flow);
+  if (!status.ok()) return status;
+  return FlowId{flow.id()};
+}
+
+Status Client::UpdateFlow(FlowId flow, const RxSocket& rx_socket) {
+  v1::UpdateFlowRequest request;
+  request.set_id(static_cast<std::uint64_t>(flow));
+  request.set_rx_socket(rx_socket.name());
+  request.set_session(connection_->session->key());
+  v1::Flow response;
+  return Call(*connection_->flows, &v1::Flows::Stub::UpdateFlow, request, &response);
+}
+
+Status Client::DeleteFlow(FlowId flow) {
+  v1::DeleteFlowRequest request;
+  request.set_id(static_cast<std::uint64_t>(flow));
+  request.set_session(connection_->session->key());
+  v1::DeleteFlowResponse response;
+  return Call(*connection_->flows, &v1::Flows::Stub::DeleteFlow, request, &response);
+}
+
+// ---- RxSocket ----------------------------------------------------------------------------
+
+struct RxSocket::Impl {
+  Impl(std::shared_ptr<Client::Connection> shared, std::string rx_socket, Attached attached)
+      : connection(std::move(shared)),
+        name(std::move(rx_socket)),
+        receiver(new Receiver(name, attached.rings, std::move(attached.memory),
+                              std::move(attached.doorbell),
+                              [session = connection->session.get()](std::uint64_t binding) {
+                                return session->MapBuffer(binding);
+                              })) {}
+  ~Impl() {
+    receiver->Abandon();
+    connection->CloseRxSocket(name);
+  }
+
+  const std::shared_ptr<Client::Connection> connection;
+  const std::string name;
+  Receiver* const receiver;  // shared with its messages
+};
+
+Result<RxSocket> Client::OpenRxSocket(const RxSocketOptions& options) {
+  v1::OpenRxSocketRequest request;
+  request.set_name(options.name);
+  request.set_session(connection_->session->key());
+  request.set_content(options.content == Content::kFrame ? v1::CONTENT_FRAME : v1::CONTENT_PAYLOAD);
+  request.set_ring_entries(options.ring_entries);
+  v1::OpenRxSocketResponse response;
+  const Status status =
+      Call(*connection_->rx_sockets, &v1::RxSockets::Stub::OpenRxSocket, request, &response);
+  if (!status.ok()) return status;
+
+  auto attached = connection_->session->Attach(options.name, response.attach_secret());
+  if (!attached.ok()) {
+    connection_->CloseRxSocket(options.name);
+    return attached.status();
+  }
+  return RxSocket(
+      std::make_unique<RxSocket::Impl>(connection_, options.name, std::move(*attached)));
+}
+
+RxSocket::RxSocket(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
+RxSocket::RxSocket(RxSocket&&) noexcept = default;
+RxSocket& RxSocket::operator=(RxSocket&&) noexcept = default;
+RxSocket::~RxSocket() = default;
+
+const std::string& RxSocket::name() const noexcept { return impl_->name; }
+
+Result<std::span<Message>> RxSocket::Receive(std::span<Message> out,
+                                             std::chrono::nanoseconds timeout) {
+  return impl_->receiver->Receive(out, timeout);
+}
+void RxSocket::Return(std::span<const HeldToken> tokens) noexcept {
+  impl_->receiver->Return(tokens);
+}
+void RxSocket::Return(std::span<Message> messages) noexcept { impl_->receiver->Return(messages); }
+void RxSocket::Flush() noexcept { impl_->receiver->Flush(); }
+
+Result<RxSocketStats> RxSocket::GetStats() const {
+  v1::GetRxSocketRequest request;
+  request.set_name(impl_->name);
+  v1::RxSocket response;
+  const Status status =
+      Call(*impl_->connection->rx_sockets, &v1::RxSockets::Stub::GetRxSocket, request, &response);
+  if (!status.ok()) return status;
+  const v1::RxSocketStatistics& from = response.statistics();
+  RxSocketStats stats;
+  stats.messages = from.messages();
+  stats.bytes = from.bytes();
+  stats.lent = from.lent();
+  stats.returned = from.returned();
+  stats.outstanding = from.outstanding();
+  stats.slots_in_use = from.slots_in_use();
+  stats.drops = {from.drops().begin(), from.drops().end()};
+  stats.refusals = {from.refusals().begin(), from.refusals().end()};
+  return stats;
+}
+
+}  // namespace sdk
+}  // namespace rxtoken

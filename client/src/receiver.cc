@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/src/receiver.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <ctime>
+
+namespace rxtoken {
+inline namespace sdk {
+namespace {
+
+using std::chrono::nanoseconds;
+using std::chrono::steady_clock;
+
+// Descriptors that are copied out of the ring at a time, and tokens that are put aside before
+// they are sent: both as many as the workers publish and take back in a lot.
+constexpr std::size_t kLot = 64;
+// A worker publishes in lots of some microseconds. An application that is faster than the
+// traffic would else sleep, and cost the worker a doorbell, after each of them.
+constexpr nanoseconds kSpin{20'000};
+// While the return ring is full nobody wakes us when it has room again.
+constexpr nanoseconds kRetry{1'000'000};
+constexpr std::uint32_t kPollsPerCheck = 65536;
+
+void Pause() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+Receiver::Receiver(std::string name, std::span<const RingPair> rings, std::vector<MemoryMap> memory,
+                   UniqueFd doorbell, MapBuffer map_buffer)
+    : name_(std::move(name)),
+      memory_(std::move(memory)),
+      doorbell_(std::move(doorbell)),
+      map_buffer_(std::move(map_buffer)) {
+  lanes_.reserve(rings.size());
+  for (const RingPair& pair : rings) {
+    lanes_.emplace_back(pair);
+    lanes_.back().unsent.reserve(2 * kLot);
+  }
+}
+
+Result<std::span<Message>> Receiver::Receive(std::span<Message> out, nanoseconds timeout) {
+  if (out.empty()) {
+    return Status(Code::kInvalidArgument,
+                  "rx socket '" + name_ + "': `out` is empty; give room for one message or more");
+  }
+  Return(out);
+  Status status;
+  std::size_t n = Poll(out, status);
+  if (n > 0) return out.first(n);
+  if (!status.ok()) return status;
+  if (timeout <= nanoseconds::zero()) {
+    if (++empty_polls_ % kPollsPerCheck == 0) DrainDoorbell();
+    return out.first(0);
+  }
+
+  const auto start = steady_clock::now();
+  const auto deadline = timeout < steady_clock::time_point::max() - start
+                            ? start + timeout
+                            : steady_clock::time_point::max();
+  const auto spin_until = std::min(start + kSpin, deadline);
+  for (;;) {
+    n = Poll(out, status);
+    if (n > 0) return out.first(n);
+    if (!status.ok()) return status;
+    const auto now = steady_clock::now();
+    if (now < spin_until) {
+      Pause();
+    } else if (now >= deadline || !Sleep(deadline)) {
+      return out.first(0);
+    }
+  }
+}
+
+std::size_t Receiver::Poll(std::span<Message> out, Status& status) {
+  if (!ended_.ok()) {
+    status = ended_;
+    return 0;
+  }
+  std::size_t n = 0;
+  for (std::size_t i = 0; i < lanes_.size() && n < out.size() && status.ok(); i++) {
+    Lane& lane = lanes_[(first_lane_ + i) % lanes_.size()];
+    if (lane.reader.closed()) {
+      status = ended_ = Status(Code::kUnavailable, "rx socket '" + name_ +
+                                                       "' was closed, by its owner or because "
+                                                       "the daemon stopped: open another");
+    } else {
+      n += PollLane(lane, out.subspan(n), status);
+    }
+  }
+  first_lane_ = (first_lane_ + 1) % lanes_.size();
+  delivered_ += n;
+  return n;
+}
+
+std::size_t Receiver::PollLane(Lane& lane, std::span<Message> out, Status& status) {
+  const auto lane_index = static_cast<std::uint8_t>(&lane - lanes_.data());
+  std::array<Descriptor, kLot> descriptors;
+  std::size_t n = 0;
+  while (n < out.size()) {
+    // A descriptor completes one message at most, so all of these find room.
+    const std::size_t got =
+        lane.reader.Poll(std::span(descriptors).first(std::min(kLot, out.size() - n)));
+    std::size_t used = 0;
+    for (; used < got; used++) {
+      const Descriptor& descriptor = descriptors[used];
+      if (descriptor.kind == DescriptorKind::kFragment) {
+        Fragment fragment;
+        if (!Locate(lane, lane_index, descriptor, fragment)) {
+          status = ended_ =
+              Status(Code::kInternal, "rx socket '" + name_ + "': the daemon lent token " +
+                                          std::to_string(descriptor.token) +
+                                          ", which is outside its buffer: open another rx socket");
+          break;
+        }
+        const bool more = (descriptor.flags & kMoreFragments) != 0;
+        if (!more && lane.partial.empty()) [[likely]] {
+          Message& message = out[n++];
+          Fill(message, lane, descriptor);
+          message.first_ = fragment;
+          message.size_ = fragment.length_;
+        } else {
+          Append(lane, descriptor, fragment);
+          if (!more) FinishPartial(lane, out[n++]);
+        }
+      } else if (descriptor.kind == DescriptorKind::kSlotMapped) {
+        status = MapSlot(lane, descriptor);
+        if (!status.ok()) break;
+      } else if (descriptor.kind == DescriptorKind::kTime) {
+        lane.time_high = std::uint64_t{descriptor.time_high} << 32;
+      }
+      // Any other kind is news from a later minor version, which may be ignored.
+    }
+    if (used > 0) lane.reader.Consume(used);
+    if (got == 0 || used < got) break;
+  }
+  return n;
+}
+
+Status Receiver::MapSlot(Lane& lane, const Descriptor& descriptor) {
+  if (descriptor.slot >= kSlotsPerRxSocket) {
+    return ended_ = Status(Code::kInternal, "rx socket '" + name_ + "': the daemon named slot " +
+                                                std::to_string(descriptor.slot) +
+                                                " of 32: open another rx socket");
+  }
+  auto buffer = map_buffer_(descriptor.binding);
+  if (!buffer.ok()) return buffer.status();
+  lane.slots[descriptor.slot] = std::move(*buffer);
+  return Status();
+}
+
+bool Receiver::Locate(const Lane& lane, std::uint8_t lane_index, const Descriptor& descriptor,
+                      Fragment& fragment) noexcept {
+  const PageToken token = PageToken::FromWire(descriptor.token);
+  const Buffer* buffer = lane.slots[static_cast<std::size_t>(token.slot())].get();
+  const auto page = static_cast<std::uint32_t>(token.page());
+  if (buffer == nullptr || page >= buffer->pages ||
+      std::uint32_t{descriptor.offset} + descriptor.length > buffer->page_bytes) [[unlikely]] {
+    return false;
+  }
+  fragment.data_ = buffer->data + std::size_t{page} * buffer->page_bytes + descriptor.offset;
+  fragment.token_ = {token, lane_index};
+  fragment.offset_ = descriptor.offset;
+  fragment.length_ = descriptor.length;
+  return true;
+}
+
+// All of a message but its fragments.
+void Receiver::Fill(Message& message, const Lane& lane, const Descriptor& first) noexcept {
+  message.owner_ = this;
+  message.count_ = 1;
+  message.arrival_mono_ns_ = lane.time_high | first.time_low;
+  message.flags_ = first.flags;
+  message.ip_header_distance_ = first.ip_header_distance;
+}
+
+void Receiver::Append(Lane& lane, const Descriptor& descriptor, const Fragment& fragment) {
+  if (lane.partial.empty()) lane.partial_first = descriptor;
+  lane.partial.push_back(fragment);
+}
+
+void Receiver::FinishPartial(Lane& lane, Message& message) {
+  Fill(message, lane, lane.partial_first);
+  message.count_ = static_cast<std::uint32_t>(lane.partial.size());
+  message.more_ = std::make_unique<Fragment[]>(lane.partial.size());
+  std::copy(lane.partial.begin(), lane.partial.end(), message.more_.get());
+  message.first_ = lane.partial.front();
+  message.size_ = 0;
+  for (const Fragment& fragment : lane.partial) message.size_ += fragment.length_;
+  lane.partial.clear();
+}
+
+bool Receiver::Sleep(steady_clock::time_point deadline) {
+  bool all_sent;
+  {
+    std::lock_guard lock(mutex_);
+    all_sent = SendAll();
+    sleeping_ = true;
+  }
+  bool ready = false;
+  for (Lane& lane : lanes_) ready |= lane.reader.Arm();
+  int woken = 0;
+  if (!ready) {
+    nanoseconds left = std::max<nanoseconds>(deadline - steady_clock::now(), nanoseconds::zero());
+    if (!all_sent) left = std::min(left, kRetry);
+    const timespec wait = {static_cast<time_t>(left.count() / 1'000'000'000),
+                           static_cast<long>(left.count() % 1'000'000'000)};
+    pollfd doorbell = {doorbell_.get(), POLLIN, 0};
+    woken = ppoll(&doorbell, 1, &wait, nullptr);
+  }
+  for (Lane& lane : lanes_) lane.reader.Disarm();
+  {
+    std::lock_guard lock(mutex_);
+    sleeping_ = false;
+  }
+  if (woken > 0) DrainDoorbell();
+  return woken >= 0;
+}
+
+void Receiver::DrainDoorbell() {
+  std::array<char, 64> rings;
+  ssize_t n;
+  do {
+    n = recv(doorbell_.get(), rings.data(), rings.size(), MSG_DONTWAIT);
+  } while (n == static_cast<ssize_t>(rings.size()));
+  const bool nothing_there = n < 0 && (errno == EAGAIN || errno == EINTR);
+  if (n > 0 || nothing_there) return;
+  ended_ = Status(Code::kUnavailable,
+                  "rx socket '" + name_ + "' has ended, or the daemon is gone: connect again");
+}
+
+void Receiver::Return(std::span<const HeldToken> tokens) noexcept {
+  std::lock_guard lock(mutex_);
+  for (const HeldToken& held : tokens) {
+    if (held.lane < lanes_.size()) lanes_[held.lane].unsent.push_back(held.token.wire());
+  }
+  SendAll();
+}
+
+void Receiver::Return(std::span<Message> messages) noexcept {
+  bool others = false;
+  {
+    std::lock_guard lock(mutex_);
+    for (Message& message : messages) {
+      if (message.owner_ == this) {
+        Collect(message);
+      } else if (message.owner_ != nullptr) {
+        others = true;
+      }
+    }
+    SendAll();
+  }
+  if (!others) return;
+  for (Message& message : messages) {
+    if (message.owner_ != nullptr) message.Return();
+  }
+}
+
+void Receiver::Flush() noexcept {
+  std::lock_guard lock(mutex_);
+  SendAll();
+}
+
+void Receiver::PutAside(Message& message) noexcept {
+  bool last;
+  {
+    std::lock_guard lock(mutex_);
+    Lane& lane = Collect(message);
+    if (sleeping_ || lane.unsent.size() - lane.sent >= kLot) Send(lane);
+    last = abandoned_ && forgotten_ == delivered_;
+  }
+  if (last) delete this;
+}
+
+void Receiver::Abandon() noexcept {
+  bool last;
+  {
+    std::lock_guard lock(mutex_);
+    abandoned_ = true;
+    doorbell_ = UniqueFd();
+    last = forgotten_ == delivered_;
+  }
+  if (last) delete this;
+}
+
+Receiver::Lane& Receiver::Collect(Message& message) noexcept {
+  Lane& lane = lanes_[message.first_.token_.lane];  // all fragments came over the same one
+  if (!abandoned_) {
+    for (const Fragment& fragment : message.fragments()) {
+      lane.unsent.push_back(fragment.token_.token.wire());
+    }
+  }
+  forgotten_++;
+  message.owner_ = nullptr;
+  message.count_ = 0;
+  message.more_.reset();
+  return lane;
+}
+
+void Receiver::Send(Lane& lane) noexcept {
+  lane.sent += lane.reader.Return(std::span(lane.unsent).subspan(lane.sent));
+  // Moves what is left to the front only when that is less than what goes, so that a token is
+  // moved once or so, however long the return ring stays full.
+  if (lane.sent >= lane.unsent.size() - lane.sent) {
+    lane.unsent.erase(lane.unsent.begin(),
+                      lane.unsent.begin() + static_cast<std::ptrdiff_t>(lane.sent));
+    lane.sent = 0;
+  }
+}
+
+bool Receiver::SendAll() noexcept {
+  bool all = true;
+  for (Lane& lane : lanes_) {
+    if (!lane.unsent.empty()) Send(lane);
+    all &= lane.unsent.empty();
+  }
+  return all;
+}
+
+}  // namespace sdk
+}  // namespace rxtoken

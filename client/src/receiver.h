@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// receiver.h - what a RxSocket and its messages share: the lanes, and the mapped buffers.
+//
+//   receiving half    one thread at a time       lanes' reader (Poll, Consume, Arm), slots,
+//                                                partial messages
+//   returning half    any thread, under mutex_   lanes' reader (Return), unsent tokens, the
+//                                                count of messages that still point here
+//
+// A Message holds a plain pointer to its Receiver, and the Receiver lives until its RxSocket
+// and the last message are gone. What is counted for that, the receiving thread counts on
+// its way out and the returning half on its way in, both once per batch: no atomic and no
+// lock per message.
+//
+// Thread-safety: Receive() one thread at a time; the rest any thread. Abandon() comes last.
+// Hot path: Receive, Return. The mutex is taken once for each call, and by each message that
+//           is destroyed by itself. bench/ has the numbers.
+// Allocates: for a message of several fragments; for what the return ring has no room for.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/src/os.h"
+#include "rxtoken/message.h"
+#include "tokens/abi/lane_reader.h"
+#include "tokens/abi/ring.h"
+#include "tokens/abi/status.h"
+
+namespace rxtoken {
+inline namespace sdk {
+
+// A binding's pages, as this process sees them.
+struct Buffer {
+  const std::byte* data = nullptr;
+  std::uint32_t pages = 0;
+  std::uint32_t page_bytes = 0;
+  std::optional<MemoryMap> memory = {};  // what `data` points into, if it is ours to unmap
+};
+
+class Receiver {
+ public:
+  using RingPair = std::pair<const DescriptorRing*, ReturnRing*>;
+  // Finds the buffer of a binding, when a slot is first used for it.
+  using MapBuffer = std::function<Result<std::shared_ptr<const Buffer>>(std::uint64_t binding)>;
+
+  // The rings were checked; one pair for each lane. `memory` is what they lie in.
+  Receiver(std::string name, std::span<const RingPair> rings, std::vector<MemoryMap> memory,
+           UniqueFd doorbell, MapBuffer map_buffer);
+
+  // These are RxSocket's, see rxtoken.h.
+  Result<std::span<Message>> Receive(std::span<Message> out, std::chrono::nanoseconds timeout);
+  void Return(std::span<const HeldToken> tokens) noexcept;
+  void Return(std::span<Message> messages) noexcept;
+  void Flush() noexcept;
+
+  // Puts the fragments of one message aside, and sends when there are enough. Deletes this
+  // if it was abandoned and that was the last message.
+  void PutAside(Message& message) noexcept;
+
+  // The RxSocket is gone: nothing is sent any more. Deletes this with the last message.
+  void Abandon() noexcept;
+
+ private:
+  struct Lane {
+    explicit Lane(const RingPair& rings) : reader(rings.first, rings.second) {}
+
+    LaneReader reader;
+    // -- receiving half
+    std::uint64_t time_high = 0;  // upper half of the arrival time, in place
+    std::array<std::shared_ptr<const Buffer>, kSlotsPerRxSocket> slots;
+    std::vector<Fragment> partial;  // of the message whose end was not published yet
+    Descriptor partial_first;       // its first descriptor
+    // -- returning half
+    std::vector<std::uint32_t> unsent;  // tokens; the first `sent` of them are sent already
+    std::size_t sent = 0;
+  };
+
+  ~Receiver() = default;
+
+  // What is there now; 0 and a status that is not OK if that is an error.
+  std::size_t Poll(std::span<Message> out, Status& status);
+  std::size_t PollLane(Lane& lane, std::span<Message> out, Status& status);
+  Status MapSlot(Lane& lane, const Descriptor& descriptor);
+  // False if the descriptor points outside the slot's buffer.
+  static bool Locate(const Lane& lane, std::uint8_t lane_index, const Descriptor& descriptor,
+                     Fragment& fragment) noexcept;
+  void Fill(Message& message, const Lane& lane, const Descriptor& first) noexcept;
+  void Append(Lane& lane, const Descriptor& descriptor, const Fragment& fragment);
+  void FinishPartial(Lane& lane, Message& message);
+  // Sleeps until the doorbell rings or `deadline`. False if a signal was handled.
+  bool Sleep(std::chrono::steady_clock::time_point deadline);
+  // Empties the doorbell; at its end of file, sets ended_.
+  void DrainDoorbell();
+
+  // Under mutex_:
+  Lane& Collect(Message& message) noexcept;  // answers the lane that it came over
+  void Send(Lane& lane) noexcept;
+  bool SendAll() noexcept;  // false if something found no room
+
+  const std::string name_;
+  const std::vector<MemoryMap> memory_;
+  std::vector<Lane> lanes_;
+  UniqueFd doorbell_;
+  const MapBuffer map_buffer_;
+
+  // -- receiving half
+  std::size_t first_lane_ = 0;   // where the next poll starts, so that no lane starves
+  std::uint64_t delivered_ = 0;  // messages
+  std::uint32_t empty_polls_ = 0;
+  Status ended_;  // not OK once there is nothing more to receive
+
+  // -- returning half
+  alignas(64) std::mutex mutex_;
+  std::uint64_t forgotten_ = 0;  // messages that no longer point here
+  bool sleeping_ = false;        // the receiving thread cannot send what is put aside
+  bool abandoned_ = false;
+};
+
+}  // namespace sdk
+}  // namespace rxtoken
