@@ -49,17 +49,15 @@ class PagePool {
         batch_objects_(std::size_t{batches_} * kBatch) {
     for (Stack& stack : stacks_) stack.objects = DemandZeroArray<void*>(size_);
     for (std::uint32_t b = 0; b < batches_; b++) Put(empty_, b);
-    std::vector<void*> reversed(objects.rbegin(), objects.rend());
+    if (!ok()) return;
+    // The first of `objects` end on top: the stack is filled from the bottom up, what does
+    // not make a whole batch outside, the rest in the depot.
+    const std::vector<void*> reversed(objects.rbegin(), objects.rend());
+    const std::uint32_t odd = size_ % kBatch;
     Stack& outside = stacks_[kMaxWorkers];
-    std::memcpy(outside.objects.data(), reversed.data(), size_ * sizeof(void*));
-    outside.count.store(size_, std::memory_order_relaxed);
-    const std::uint32_t odd = size_ % kBatch;  // stays outside; the rest goes to the depot
-    if (ok()) {
-      // The first pages of `objects` are on top: spill from the bottom up.
-      std::memmove(outside.objects.data(), reversed.data(), odd * sizeof(void*));
-      for (std::uint32_t at = odd; at < size_; at += kBatch) Spill(&reversed[at]);
-      outside.count.store(odd, std::memory_order_relaxed);
-    }
+    std::memcpy(outside.objects.data(), reversed.data(), odd * sizeof(void*));
+    outside.count.store(odd, std::memory_order_relaxed);
+    for (std::uint32_t at = odd; at < size_; at += kBatch) Spill(&reversed[at]);
   }
 
   // False if the memory could not be had; then nothing else may be called.
@@ -95,9 +93,11 @@ class PagePool {
     return PopFrom(stacks_[this_worker], out, n);
   }
 
-  // Objects that are in the pool; exact when nobody pushes or pops.
+  // Objects that are in the pool; exact when nobody pushes or pops, else never too many.
   std::uint32_t available() const noexcept {
-    std::uint32_t n = full_count_.load(std::memory_order_relaxed) * kBatch;
+    // order: acquire pairs with the release in Spill(): a batch that is in the depot is not
+    // seen on its stack any more.
+    std::uint32_t n = full_count_.load(std::memory_order_acquire) * kBatch;
     for (const Stack& stack : stacks_) n += stack.count.load(std::memory_order_relaxed);
     return n;
   }
@@ -113,7 +113,10 @@ class PagePool {
     std::memcpy(stack.objects.data() + count, objects, n * sizeof(void*));
     count += n;
     while (count > keep && count >= kBatch) [[unlikely]] {
+      // The count goes down before the depot's goes up: available() may see too few for a
+      // moment, never too many.
       count -= kBatch;
+      stack.count.store(count, std::memory_order_relaxed);
       Spill(stack.objects.data() + count);
     }
     stack.count.store(count, std::memory_order_relaxed);
@@ -162,7 +165,7 @@ class PagePool {
     const std::uint32_t batch = Take(empty_);
     std::memcpy(&batch_objects_[std::size_t{batch} * kBatch], objects, kBatch * sizeof(void*));
     Put(full_, batch);
-    full_count_.fetch_add(1, std::memory_order_relaxed);
+    full_count_.fetch_add(1, std::memory_order_release);
   }
 
   // The two lock-free stacks of batches: low half the top batch + 1, high half a tag that

@@ -22,7 +22,7 @@ namespace rxtoken {
   X(kRingFull, "ring_full", "the rx socket's descriptor ring is full")                       \
   X(kNoSlot, "no_slot", "all 32 slots of the rx socket have outstanding tokens")             \
   X(kPageLimit, "page_limit", "the page is outstanding 65535 times already")                 \
-  X(kTooManySegments, "too_many_segments", "the frame spans more pages than the ring holds") \
+  X(kTooManySegments, "too_many_segments", "the frame is spread over more than 64 pages") \
   X(kNoPage, "no_page", "no free page to copy a frame into that arrived outside the binding")
 
 //   X(enumerator, name, meaning)

@@ -1,0 +1,398 @@
+// SPDX-License-Identifier: Apache-2.0
+// macro.cc - one measurement of the whole path; bench/macro.py runs many and makes a table.
+//
+// Question:  how many packets a second does a worker lend to an application that holds W of
+//            them, on one core each?
+// Baselines: `bare`, which receives into the same kind of pool and frees at once, and so
+//            reuses the same 32 pages for ever; `hold`, which keeps W mbufs before it frees
+//            the oldest, without tokens and without an application.
+// What would change our mind: less than 0.35 of bare with 256 held at 64 bytes.
+//
+// `ours` is the dataplane of rxtokend in this process, and an application in another one that
+// reads the rings as the SDK does: it holds `hold` fragments in order of arrival, reads the
+// first 8 bytes of each payload, or all of them, and returns the oldest.
+#include <fcntl.h>
+#include <rte_ethdev.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dataplane/buffer_pool.h"
+#include "dataplane/dataplane.h"
+#include "dataplane/eal.h"
+#include "dataplane/port.h"
+#include "tokens/abi/lane_reader.h"
+#include "tokens/abi/token.h"
+#include "tokens/worker_id.h"
+
+namespace rxtoken {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Arguments {
+  std::string mode;    // ours, bare or hold
+  std::string device;  // for DPDK
+  std::uint32_t hold = 256;
+  bool read_all = false;
+  bool frames = true;  // one rule for all frames; else 16 exact UDP flows
+  std::uint32_t sockets = 1;
+  double seconds = 1;
+  std::uint64_t buffer_bytes = std::uint64_t{512} << 20;
+};
+
+[[noreturn]] void Die(const std::string& what) {
+  std::fprintf(stderr, "macro: %s\n", what.c_str());
+  std::exit(1);
+}
+
+template <typename T>
+T OrDie(Result<T> result) {
+  if (!result.ok()) Die(result.status().ToString());
+  return std::move(*result);
+}
+
+void Pin(int cpu) {
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(static_cast<unsigned>(cpu), &one);
+  ::sched_setaffinity(0, sizeof one, &one);
+}
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// ---- the application -------------------------------------------------------------------------
+
+// What both processes share besides rings and buffer.
+struct Shared {
+  std::atomic<std::uint32_t> stop{0};  // 1: return what is held; 2: exit
+  std::atomic<std::uint64_t> received{0};
+};
+
+struct ApplicationSocket {
+  LaneReader lane;
+  std::vector<std::uint32_t> held;  // a ring
+  std::uint64_t first = 0, last = 0;
+};
+
+std::uint64_t ReadPayload(const std::uint8_t* payload, std::size_t length, bool all) {
+  std::uint64_t sum = 0;
+  std::size_t at = 0;
+  do {
+    std::uint64_t word;
+    std::memcpy(&word, payload + at, sizeof word);
+    sum |= word;
+    at += 8;
+  } while (all && at + 8 <= length);
+  return sum;
+}
+
+void Application(const Arguments& arguments, Shared& shared,
+                 std::vector<ApplicationSocket>& sockets, const std::uint8_t* buffer,
+                 unsigned page_shift) {
+  std::array<Descriptor, 128> batch;
+  std::uint64_t sum = 0;
+  std::uint64_t received = 0;
+  const std::uint64_t window = std::max(1u, arguments.hold / arguments.sockets);
+  for (;;) {
+    const std::uint32_t stop = shared.stop.load(std::memory_order_acquire);
+    bool idle = true;
+    for (ApplicationSocket& socket : sockets) {
+      const std::uint64_t mask = socket.held.size() - 1;
+      const std::size_t n = socket.lane.Poll(batch);
+      for (std::size_t i = 0; i < n; i++) {
+        const Descriptor& d = batch[i];
+        if (d.kind != DescriptorKind::kFragment) continue;
+        const PageToken token = PageToken::FromWire(d.token);
+        sum |= ReadPayload(buffer + (std::uint64_t{static_cast<std::uint32_t>(token.page())}
+                                     << page_shift) + d.offset,
+                           d.length, arguments.read_all);
+        socket.held[socket.last++ & mask] = d.token;
+        received++;
+      }
+      if (n != 0) socket.lane.Consume(n);
+      const std::uint64_t keep = stop != 0 ? 0 : window;
+      while (socket.last - socket.first > keep) {
+        const std::uint64_t at = socket.first & mask;
+        const std::size_t lot = std::min<std::uint64_t>(
+            {socket.last - socket.first - keep, mask + 1 - at, std::uint64_t{128}});
+        const std::size_t returned = socket.lane.Return(std::span(&socket.held[at], lot));
+        socket.first += returned;
+        if (returned != lot) break;
+      }
+      idle &= n == 0;
+    }
+    if (idle) {
+      shared.received.store(received, std::memory_order_release);
+      if (stop == 2) break;
+      __builtin_ia32_pause();
+    }
+  }
+  if (sum == 1) std::puts("");  // the payload was really read
+}
+
+// ---- ours ------------------------------------------------------------------------------------
+
+void SendFd(int socket, int fd) {
+  char byte = 0;
+  iovec io{&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &io;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
+  if (::sendmsg(socket, &message, 0) != 1) Die("sendmsg");
+}
+
+int ReceiveFd(int socket) {
+  char byte = 0;
+  iovec io{&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &io;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  if (::recvmsg(socket, &message, 0) != 1) std::exit(1);  // the other side gave up
+  int fd = -1;
+  std::memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
+  return fd;
+}
+
+void* Map(int fd, std::size_t bytes, int protection) {
+  void* p = ::mmap(nullptr, bytes, protection, MAP_SHARED | MAP_POPULATE, fd, 0);
+  if (p == MAP_FAILED) Die("mmap");
+  return p;
+}
+
+void ApplicationProcess(const Arguments& arguments, Shared& shared, int socket) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  Pin(1);
+  const auto* buffer = static_cast<const std::uint8_t*>(
+      Map(ReceiveFd(socket), arguments.buffer_bytes, PROT_READ));
+  std::uint64_t capacity = 1;
+  while (capacity < arguments.hold + 2 * kDefaultRingEntries) capacity *= 2;
+  std::vector<ApplicationSocket> sockets;
+  for (std::uint32_t i = 0; i < arguments.sockets; i++) {
+    const auto* descriptors = static_cast<const DescriptorRing*>(
+        Map(ReceiveFd(socket), DescriptorRingBytes(kDefaultRingEntries), PROT_READ));
+    auto* returns = static_cast<ReturnRing*>(
+        Map(ReceiveFd(socket), ReturnRingBytes(kDefaultRingEntries), PROT_READ | PROT_WRITE));
+    sockets.push_back({.lane = LaneReader(descriptors, returns),
+                       .held = std::vector<std::uint32_t>(capacity)});
+  }
+  const char ready = 1;
+  if (::write(socket, &ready, 1) != 1) Die("write");
+  Application(arguments, shared, sockets, buffer, 12);
+}
+
+FlowMatch ExactFlow(std::uint32_t i) {
+  FlowMatch match;
+  const auto address = [](std::uint8_t third, std::uint8_t fourth) {
+    IpPrefix prefix{.family = IpFamily::kV4, .length = 32, .address = {}};
+    prefix.address = {10, 0, third, fourth};
+    return prefix;
+  };
+  match.source = address(0, static_cast<std::uint8_t>(1 + i));
+  match.destination = address(1, 0);
+  match.protocol = 17;
+  match.source_port = static_cast<std::uint16_t>(10000 + i);
+  match.destination_port = 7000;
+  return match;
+}
+
+void MeasureOurs(const Arguments& arguments) {
+  auto* const shared = new (::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE,
+                                   MAP_SHARED | MAP_ANONYMOUS, -1, 0)) Shared;
+  int pair[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0) Die("socketpair");
+  const pid_t application = ::fork();
+  if (application == 0) {
+    ::close(pair[0]);
+    ApplicationProcess(arguments, *shared, pair[1]);
+    std::_Exit(0);
+  }
+  ::close(pair[1]);
+
+  DataplaneOptions options;
+  options.worker_cpus = {0};
+  options.poll = PollMode::kBusy;
+  const auto dataplane = OrDie(Dataplane::Start(options));
+  std::vector<std::uint64_t> sockets;
+  std::vector<FlowRule> rules;
+  for (std::uint32_t i = 0; i < arguments.sockets; i++) {
+    RxSocketOptions socket;
+    socket.name = "s" + std::to_string(i);
+    socket.content = arguments.frames ? Content::kFrame : Content::kPayload;
+    sockets.push_back(OrDie(dataplane->OpenRxSocket(socket)));
+  }
+  for (std::uint32_t i = 0; i < (arguments.frames ? 1u : 16u); i++) {
+    FlowRule rule{.id = i + 1, .match = {}, .priority = 0, .rx_socket = sockets[i % sockets.size()]};
+    if (!arguments.frames) rule.match = ExactFlow(i);
+    rules.push_back(rule);
+  }
+  OrDie(dataplane->OpenPort({.name = "p0", .device = arguments.device}));
+  const std::uint64_t binding = OrDie(dataplane->Bind({.name = "b0",
+                                                       .buffer_bytes = arguments.buffer_bytes,
+                                                       .page_bytes = 4096,
+                                                       .memory = Memory::kPlain,
+                                                       .queues = {{0, 0}}}));
+  const BufferView buffer = OrDie(dataplane->GetBuffer(binding));
+  SendFd(pair[0], buffer.fd);
+  for (const std::uint64_t socket : sockets) {
+    const Attachment attachment = OrDie(dataplane->Attach(socket));
+    SendFd(pair[0], attachment.descriptor_fd);
+    SendFd(pair[0], attachment.return_fd);
+    ::close(attachment.doorbell);
+  }
+  char ready;
+  if (::read(pair[0], &ready, 1) != 1) Die("the application did not start");
+  dataplane->SetRules(rules);
+
+  const auto totals = [&] {
+    RxSocketInfo sum;
+    for (const std::uint64_t socket : sockets) {
+      const RxSocketInfo info = OrDie(dataplane->GetRxSocket(socket, false));
+      if (info.lent != info.returned + info.outstanding) Die("the books do not balance");
+      sum.messages += info.messages;
+      sum.lent += info.lent;
+      sum.returned += info.returned;
+      sum.outstanding += info.outstanding;
+      for (std::size_t i = 0; i < kDropReasons; i++) sum.drops[i] += info.drops[i];
+      for (const std::uint64_t refused : info.refusals) {
+        if (refused != 0) Die("a token was refused");
+      }
+    }
+    return sum;
+  };
+  const auto wait = [](double seconds) {
+    const auto start = Clock::now();
+    while (SecondsSince(start) < seconds) ::usleep(1000);
+  };
+  wait(0.2);  // warm
+  const RxSocketInfo before = totals();
+  const auto start = Clock::now();
+  wait(arguments.seconds);
+  const RxSocketInfo after = totals();
+  const double seconds = SecondsSince(start);
+
+  // The end: no rule any more, everything comes home.
+  dataplane->SetRules({});
+  shared->stop.store(1, std::memory_order_release);
+  const auto deadline = Clock::now();
+  RxSocketInfo end;
+  do {
+    end = totals();
+    if (SecondsSince(deadline) > 5) Die("tokens do not come back");
+  } while (end.outstanding != 0);
+  shared->stop.store(2, std::memory_order_release);
+  ::waitpid(application, nullptr, 0);
+  if (shared->received.load() != end.lent) Die("the application did not see every fragment");
+  const auto ring_full =
+      after.drops[static_cast<std::size_t>(DropReason::kRingFull)] -
+      before.drops[static_cast<std::size_t>(DropReason::kRingFull)];
+  std::printf("%.3f %.3f\n", static_cast<double>(after.messages - before.messages) / seconds / 1e6,
+              static_cast<double>(ring_full) / seconds / 1e6);
+}
+
+// ---- baselines -------------------------------------------------------------------------------
+
+void MeasureBaseline(const Arguments& arguments) {
+  DataplaneOptions options;
+  if (Status s = StartEal(options); !s.ok()) Die(s.ToString());
+  Pin(0);
+  this_worker = 0;
+  auto port = OrDie(Port::Open({.name = "p0", .device = arguments.device}, 0));
+  auto pool = OrDie(BufferPool::Create(
+      OrDie(Buffer::Create("b0", arguments.buffer_bytes, 4096, Memory::kPlain)), 1));
+  pool->set_copied_into(port->writes_payload());
+  port->Attach(0, pool->mempool());
+
+  const bool hold = arguments.mode == "hold";
+  std::uint64_t capacity = 1;
+  while (capacity < arguments.hold + 64) capacity *= 2;
+  std::vector<std::uint32_t> held(capacity);
+  std::uint64_t first = 0, last = 0, packets = 0;
+  PageRecycler recycler;
+  const auto round = [&] {
+    rte_mbuf* mbufs[32];
+    const std::uint16_t n = rte_eth_rx_burst(port->id(), 0, mbufs, 32);
+    packets += n;
+    if (!hold) return rte_pktmbuf_free_bulk(mbufs, n);
+    for (std::uint16_t i = 0; i < n; i++) {
+      held[last++ & (capacity - 1)] = pool->PageOf(mbufs[i]->buf_addr);
+    }
+    auto give = recycler.Open(pool->table());
+    while (last - first > arguments.hold) give(held[first++ & (capacity - 1)]);
+  };
+  const auto run = [&](double seconds) {
+    const auto start = Clock::now();
+    double elapsed;
+    packets = 0;
+    do {
+      for (int i = 0; i < 1000; i++) round();
+      elapsed = SecondsSince(start);
+    } while (elapsed < seconds);
+    return static_cast<double>(packets) / elapsed / 1e6;
+  };
+  run(0.1);
+  std::printf("%.3f 0\n", run(arguments.seconds));
+  std::fflush(stdout);
+  std::_Exit(0);  // the mbufs that are held need no home any more
+}
+
+Arguments Parse(int argc, char** argv) {
+  Arguments arguments;
+  if (argc < 3) Die("usage: macro ours|bare|hold DEVICE [hold=N] [read=first|all] [rules=all|flows]"
+                    " [sockets=N] [seconds=S]");
+  arguments.mode = argv[1];
+  arguments.device = argv[2];
+  for (int i = 3; i < argc; i++) {
+    const std::string_view argument = argv[i];
+    const std::size_t equals = argument.find('=');
+    if (equals == argument.npos) Die("not NAME=VALUE: " + std::string(argument));
+    const std::string_view name = argument.substr(0, equals);
+    const char* value = argv[i] + equals + 1;
+    if (name == "hold") arguments.hold = static_cast<std::uint32_t>(std::atol(value));
+    else if (name == "read") arguments.read_all = std::string_view(value) == "all";
+    else if (name == "rules") arguments.frames = std::string_view(value) == "all";
+    else if (name == "sockets") arguments.sockets = static_cast<std::uint32_t>(std::atol(value));
+    else if (name == "seconds") arguments.seconds = std::atof(value);
+    else Die("unknown argument: " + std::string(name));
+  }
+  return arguments;
+}
+
+}  // namespace
+}  // namespace rxtoken
+
+int main(int argc, char** argv) {
+  const rxtoken::Arguments arguments = rxtoken::Parse(argc, argv);
+  if (arguments.mode == "ours") {
+    rxtoken::MeasureOurs(arguments);
+  } else {
+    rxtoken::MeasureBaseline(arguments);
+  }
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// buffer_pool.h - a binding's buffer as a DPDK mempool: mbuf i receives into page i.
+//
+// The mbufs are pinned to their pages for life. Their memory is ours and lies in one piece,
+// so that page and mbuf are found from each other by arithmetic, and a large buffer needs
+// nothing of DPDK's own memory. The mempool's operations are a PagePool.
+//
+// Memory: 192 bytes for the mbuf of each page, plus PageTable and PagePool.
+#pragma once
+
+#include <rte_mbuf.h>
+#include <rte_mempool.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "dataplane/buffer.h"
+#include "tokens/abi/status.h"
+#include "tokens/demand_zero.h"
+#include "tokens/page_pool.h"
+#include "tokens/page_table.h"
+
+namespace rxtoken {
+
+class BufferPool {
+ public:
+  static constexpr std::uint32_t kColours = 16;
+
+  // `id` is the binding's. Errors: kResourceExhausted
+  static Result<std::unique_ptr<BufferPool>> Create(std::unique_ptr<Buffer> buffer,
+                                                    std::uint32_t id);
+  ~BufferPool();
+
+  // The pool behind `mempool`, if it is one of these; else nullptr.
+  static BufferPool* Of(const rte_mempool* mempool) noexcept;
+
+  // Bytes of each page that no frame can use: the mbuf's headroom, and what the page's
+  // colour may shift it by.
+  static constexpr std::uint32_t OverheadBytes(std::uint32_t page_bytes) noexcept {
+    return RTE_PKTMBUF_HEADROOM + ColourBytes(kColours - 1, page_bytes);
+  }
+  // Pages start their frames at 16 different lines: with all headers at the same place of
+  // a 4 KiB page they share one set of the first-level cache (64 B frames: 12.95 -> 9.72
+  // ns). A 2 KiB page has no room to spare.
+  static constexpr std::uint32_t ColourBytes(std::uint32_t page,
+                                             std::uint32_t page_bytes) noexcept {
+    return page_bytes < 4096 ? 0 : page % kColours * 64;
+  }
+
+  rte_mempool* mempool() const noexcept { return mempool_; }
+  const Buffer& buffer() const noexcept { return *buffer_; }
+  const PageTable& table() const noexcept { return table_; }
+  PagePool& pages() noexcept { return *pages_; }
+
+  // Whether frames are written by this CPU, so that their first line is worth fetching
+  // before the page is used again. [control, before the binding is attached]
+  bool copied_into() const noexcept { return copied_into_; }
+  void set_copied_into(bool copied_into) noexcept { copied_into_ = copied_into; }
+
+  // Where a piece of a frame lies.
+  std::uint32_t PageOf(const void* data) const noexcept {
+    return static_cast<std::uint32_t>(
+        static_cast<std::uint64_t>(static_cast<const std::uint8_t*>(data) - buffer_data_) >>
+        page_shift_);
+  }
+  std::uint32_t OffsetOf(const void* data) const noexcept {
+    return static_cast<std::uint32_t>(static_cast<const std::uint8_t*>(data) - buffer_data_) &
+           page_mask_;
+  }
+  rte_mbuf* MbufOf(std::uint32_t page) const noexcept {
+    return reinterpret_cast<rte_mbuf*>(mbufs_.data() + std::size_t{page} * kMbufStride +
+                                       kMbufOffset);
+  }
+
+ private:
+  // One line for the mempool's object header and the external buffer's record, then the
+  // two lines of the mbuf. A stride of three lines also spreads the mbufs over all sets of
+  // the first-level cache, which DPDK's own four do not.
+  static constexpr std::size_t kMbufStride = 192;
+  static constexpr std::size_t kMbufOffset = 64;
+
+  BufferPool(std::unique_ptr<Buffer> buffer, std::uint32_t id);
+
+  void PinMbuf(std::uint32_t page) noexcept;
+
+  // rte_mempool_ops
+  static int RegisterOps();
+  static int OpsAlloc(rte_mempool* mempool);
+  static void OpsFree(rte_mempool* mempool);
+  static int OpsPush(rte_mempool* mempool, void* const* objects, unsigned n);
+  static int OpsPop(rte_mempool* mempool, void** objects, unsigned n);
+  static unsigned OpsCount(const rte_mempool* mempool);
+  static int OpsPopulate(rte_mempool* mempool, unsigned max, void* memory, rte_iova_t iova,
+                         std::size_t bytes, rte_mempool_populate_obj_cb_t* added,
+                         void* argument);
+
+  std::unique_ptr<Buffer> buffer_;
+  const std::uint8_t* buffer_data_;
+  unsigned page_shift_;
+  std::uint32_t page_mask_;
+  bool copied_into_ = true;
+  DemandZeroArray<std::uint8_t> mbufs_;
+  rte_mempool* mempool_ = nullptr;
+  PageTable table_;
+  std::unique_ptr<PagePool> pages_;
+};
+
+// Gives pages back to their pools (see Recycler in lane.h). A page that comes back is the
+// next to be used, so its mbuf is fetched for writing now (64 B frames: 16.0 -> 13.5 ns).
+class PageRecycler {
+ public:
+  class Run {
+   public:
+    explicit Run(BufferPool& pool) noexcept : pool_(pool), payload_(pool.copied_into()) {}
+    ~Run() { Flush(); }
+    Run(const Run&) = delete;
+    Run& operator=(const Run&) = delete;
+
+    void operator()(std::uint32_t page) noexcept {
+      rte_mbuf* const mbuf = pool_.MbufOf(page);
+      __builtin_prefetch(mbuf, 1);
+      __builtin_prefetch(reinterpret_cast<char*>(mbuf) + 64, 1);
+      if (payload_) __builtin_prefetch(FirstLine(page), 1);
+      mbufs_[n_++] = mbuf;
+      if (n_ == kLot) Flush();
+    }
+
+   private:
+    static constexpr unsigned kLot = 64;
+
+    const std::uint8_t* FirstLine(std::uint32_t page) const noexcept {
+      const Buffer& buffer = pool_.buffer();
+      return buffer.data() + (std::size_t{page} << buffer.page_shift()) + RTE_PKTMBUF_HEADROOM +
+             BufferPool::ColourBytes(page, buffer.page_bytes());
+    }
+    void Flush() noexcept {
+      if (n_ != 0) pool_.pages().Push(mbufs_, n_);
+      n_ = 0;
+    }
+
+    BufferPool& pool_;
+    const bool payload_;
+    unsigned n_ = 0;
+    void* mbufs_[kLot];
+  };
+
+  Run Open(const PageTable& table) noexcept { return Run(*static_cast<BufferPool*>(table.pool())); }
+};
+
+}  // namespace rxtoken

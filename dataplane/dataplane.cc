@@ -1,0 +1,519 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dataplane/dataplane.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "dataplane/buffer.h"
+#include "dataplane/buffer_pool.h"
+#include "dataplane/eal.h"
+#include "dataplane/flow_table.h"
+#include "dataplane/port.h"
+#include "dataplane/rx_socket.h"
+#include "dataplane/worker.h"
+#include "tokens/rcu.h"
+
+namespace rxtoken {
+namespace {
+
+struct Binding {
+  std::unique_ptr<BufferPool> pool;
+  std::vector<QueueRef> queues;
+  bool draining = false;
+};
+
+Status NoSuch(const char* what, std::uint64_t id) {
+  return Status(Code::kNotFound, std::string("no ") + what + " with id " + std::to_string(id));
+}
+
+class DataplaneImpl final : public Dataplane {
+ public:
+  explicit DataplaneImpl(const DataplaneOptions& options);
+  ~DataplaneImpl() override;
+  Status StartWorkers();
+
+  Result<std::uint32_t> OpenPort(const PortOptions& options) override;
+  std::size_t ports() const override { return ports_.size(); }
+  PortInfo GetPort(std::uint32_t port) override;
+
+  Result<std::uint64_t> Bind(const BindingOptions& options) override;
+  Status Unbind(std::uint64_t binding) override;
+  std::vector<std::uint64_t> ReapBindings() override;
+  Result<BindingInfo> GetBinding(std::uint64_t binding) override;
+  Result<BufferView> GetBuffer(std::uint64_t binding) override;
+
+  Result<std::uint64_t> OpenRxSocket(const RxSocketOptions& options) override;
+  Result<Attachment> Attach(std::uint64_t rx_socket) override;
+  Status Detach(std::uint64_t rx_socket) override;
+  Result<std::uint64_t> CloseRxSocket(std::uint64_t rx_socket) override;
+  Result<RxSocketInfo> GetRxSocket(std::uint64_t rx_socket, bool audit) override;
+
+  void SetRules(std::span<const FlowRule> rules) override;
+  std::vector<std::pair<std::uint64_t, RuleCounters>> GetRules() override;
+
+  Result<std::vector<RangeResult>> ReturnTokens(std::uint64_t rx_socket,
+                                                std::span<const TokenRange> ranges) override;
+
+ private:
+  struct OpenedPort {
+    std::unique_ptr<Port> port;
+    std::vector<std::uint32_t> workers;   // of each queue
+    std::vector<std::uint64_t> bindings;  // of each queue; 0: none
+  };
+
+  Worker& WorkerOf(const QueueRef& queue) {
+    return *workers_[ports_[queue.port].workers[queue.queue]];
+  }
+  Status CheckQueues(const BindingOptions& options) const;
+  Status CheckAndMap(const BindingOptions& options, Buffer& buffer) const;
+  void DetachQueues(Binding& binding);
+  void Forget(std::uint32_t id, const PageTable& table);
+  std::uint64_t Close(RxSocket& socket, CloseReason reason);
+
+  rcu::Pointer<FlowTable> table_;
+  std::uint64_t tables_built_ = 0;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<OpenedPort> ports_;
+  std::uint32_t next_queue_worker_ = 0;
+  std::map<std::uint64_t, Binding> bindings_;
+  std::uint32_t last_binding_ = 0;
+  std::map<std::uint64_t, std::unique_ptr<RxSocket>> rx_sockets_;
+  std::uint64_t last_rx_socket_ = 0;
+  std::map<std::uint64_t, std::unique_ptr<CompiledRule>> rules_;
+};
+
+DataplaneImpl::DataplaneImpl(const DataplaneOptions& options) {
+  table_.Exchange(new FlowTable({}, ++tables_built_));
+  for (std::uint32_t i = 0; i < options.worker_cpus.size(); i++) {
+    workers_.push_back(
+        std::make_unique<Worker>(i, options.worker_cpus[i], options.poll, &table_));
+  }
+}
+
+Status DataplaneImpl::StartWorkers() {
+  for (auto& worker : workers_) {
+    if (Status s = worker->Start(); !s.ok()) return s;
+  }
+  return Status();
+}
+
+// Applications learn it first, then frames stop, then memory goes.
+DataplaneImpl::~DataplaneImpl() {
+  for (auto& [id, socket] : rx_sockets_) Close(*socket, CloseReason::kDaemonStopped);
+  for (auto& worker : workers_) worker->Stop();
+  ports_.clear();
+  bindings_.clear();
+  rx_sockets_.clear();
+  delete table_.Exchange(nullptr);
+  StopEal();
+}
+
+// ---- ports -----------------------------------------------------------------------------------
+
+Result<std::uint32_t> DataplaneImpl::OpenPort(const PortOptions& options) {
+  const auto index = static_cast<std::uint32_t>(ports_.size());
+  Result<std::unique_ptr<Port>> port = Port::Open(options, index);
+  if (!port.ok()) return port.status();
+  OpenedPort& opened = ports_.emplace_back();
+  opened.port = std::move(*port);
+  opened.bindings.resize(opened.port->queues());
+  for (std::uint32_t queue = 0; queue < opened.port->queues(); queue++) {
+    const std::uint32_t worker = next_queue_worker_++ % workers_.size();
+    opened.workers.push_back(worker);
+    workers_[worker]->Call([&](Worker& w) {
+      w.AddQueue(opened.port.get(), index, static_cast<std::uint16_t>(queue));
+    });
+  }
+  return index;
+}
+
+PortInfo DataplaneImpl::GetPort(std::uint32_t port) {
+  OpenedPort& opened = ports_[port];
+  PortInfo info = opened.port->info();
+  info.queues.resize(opened.port->queues());
+  for (std::uint32_t queue = 0; queue < info.queues.size(); queue++) {
+    QueueInfo& q = info.queues[queue];
+    q.worker = opened.workers[queue];
+    q.binding = opened.bindings[queue];
+    WorkerOf({port, queue}).Call([&](Worker& w) {
+      const RxQueue& rx = w.FindQueue(opened.port.get(), static_cast<std::uint16_t>(queue));
+      q.rx_packets = rx.rx_packets;
+      q.rx_bytes = rx.rx_bytes;
+      q.copied_packets = rx.copied_packets;
+      q.drops = rx.drops;
+    });
+  }
+  return info;
+}
+
+// ---- bindings --------------------------------------------------------------------------------
+
+Status DataplaneImpl::CheckQueues(const BindingOptions& options) const {
+  const std::string who = "binding '" + options.name + "': ";
+  if (options.queues.empty()) {
+    return Status(Code::kInvalidArgument, who + "no queue given; name at least one");
+  }
+  std::set<std::pair<std::uint32_t, std::uint32_t>> seen;
+  for (const QueueRef& ref : options.queues) {
+    if (ref.port >= ports_.size()) {
+      return Status(Code::kNotFound, who + "no port with index " + std::to_string(ref.port));
+    }
+    const OpenedPort& opened = ports_[ref.port];
+    const std::string queue =
+        "queue " + std::to_string(ref.queue) + " of port '" + opened.port->name() + "'";
+    if (ref.queue >= opened.port->queues()) {
+      return Status(Code::kNotFound, who + queue + " does not exist; the port has " +
+                                         std::to_string(opened.port->queues()) + " queues");
+    }
+    if (!seen.emplace(ref.port, ref.queue).second) {
+      return Status(Code::kInvalidArgument, who + queue + " is named twice");
+    }
+    if (opened.bindings[ref.queue] != 0) {
+      return Status(Code::kFailedPrecondition, who + queue + " has a binding already, id " +
+                                                   std::to_string(opened.bindings[ref.queue]) +
+                                                   "; unbind that first");
+    }
+  }
+  return Status();
+}
+
+// Whether every port can receive into the buffer; maps it for those that write by DMA.
+Status DataplaneImpl::CheckAndMap(const BindingOptions& options, Buffer& buffer) const {
+  const std::uint32_t room =
+      buffer.page_bytes() - BufferPool::OverheadBytes(buffer.page_bytes()) + RTE_PKTMBUF_HEADROOM;
+  for (std::uint32_t port = 0; port < ports_.size(); port++) {
+    const auto queues = static_cast<std::uint32_t>(
+        std::count_if(options.queues.begin(), options.queues.end(),
+                      [&](const QueueRef& ref) { return ref.port == port; }));
+    if (queues == 0) continue;
+    Port& p = *ports_[port].port;
+    if (Status s = p.CheckPages(options.name, buffer.page_bytes(), room, buffer.pages(), queues);
+        !s.ok()) {
+      return s;
+    }
+    if (p.dma()) {
+      if (Status s = p.MapForDma(buffer); !s.ok()) return s;
+    }
+  }
+  return Status();
+}
+
+Result<std::uint64_t> DataplaneImpl::Bind(const BindingOptions& options) {
+  if (Status s = CheckQueues(options); !s.ok()) return s;
+  Result<std::unique_ptr<Buffer>> buffer =
+      Buffer::Create(options.name, options.buffer_bytes, options.page_bytes, options.memory);
+  if (!buffer.ok()) return buffer.status();
+  if (Status s = CheckAndMap(options, **buffer); !s.ok()) return s;
+  if (last_binding_ == std::numeric_limits<std::uint32_t>::max()) {
+    return Status(Code::kResourceExhausted, "binding ids are used up; restart the daemon");
+  }
+  Result<std::unique_ptr<BufferPool>> pool =
+      BufferPool::Create(std::move(*buffer), last_binding_ + 1);
+  if (!pool.ok()) {
+    return Status(pool.status().code(),
+                  "binding '" + options.name + "': " + pool.status().message());
+  }
+  const std::uint64_t id = ++last_binding_;
+  Binding& binding = bindings_[id];
+  binding.pool = std::move(*pool);
+  binding.queues = options.queues;
+  std::set<Worker*> workers;
+  bool copied_into = false;
+  for (const QueueRef& ref : options.queues) {
+    workers.insert(&WorkerOf(ref));
+    copied_into |= ports_[ref.port].port->writes_payload();
+  }
+  binding.pool->set_copied_into(copied_into);
+  binding.pool->pages().SetShared(workers.size() > 1);
+  for (const QueueRef& ref : options.queues) {
+    WorkerOf(ref).Call([&](Worker& w) {
+      w.Attach(ports_[ref.port].port.get(), static_cast<std::uint16_t>(ref.queue),
+               binding.pool.get());
+    });
+    ports_[ref.port].bindings[ref.queue] = id;
+  }
+  return id;
+}
+
+void DataplaneImpl::DetachQueues(Binding& binding) {
+  for (const QueueRef& ref : binding.queues) {
+    WorkerOf(ref).Call([&](Worker& w) {
+      w.Attach(ports_[ref.port].port.get(), static_cast<std::uint16_t>(ref.queue), nullptr);
+    });
+    ports_[ref.port].bindings[ref.queue] = 0;
+  }
+  binding.queues.clear();
+}
+
+Status DataplaneImpl::Unbind(std::uint64_t id) {
+  const auto it = bindings_.find(id);
+  if (it == bindings_.end()) return NoSuch("binding", id);
+  if (it->second.draining) {
+    return Status(Code::kFailedPrecondition,
+                  "binding with id " + std::to_string(id) + " is draining already");
+  }
+  it->second.draining = true;
+  DetachQueues(it->second);
+  return Status();
+}
+
+// No lane knows the binding any more, and its slots are free.
+void DataplaneImpl::Forget(std::uint32_t id, const PageTable& table) {
+  for (auto& worker : workers_) {
+    worker->Call([&](Worker& w) {
+      for (auto& [socket_id, socket] : rx_sockets_) socket->lane(w.index()).lane.Forget(table);
+    });
+  }
+  for (auto& [socket_id, socket] : rx_sockets_) socket->slots().Forget(id);
+}
+
+std::vector<std::uint64_t> DataplaneImpl::ReapBindings() {
+  std::vector<std::uint64_t> gone;
+  for (auto it = bindings_.begin(); it != bindings_.end();) {
+    Binding& binding = it->second;
+    if (!binding.draining ||
+        binding.pool->pages().available() != binding.pool->buffer().pages()) {
+      ++it;
+      continue;
+    }
+    Forget(static_cast<std::uint32_t>(it->first), binding.pool->table());
+    gone.push_back(it->first);
+    it = bindings_.erase(it);
+  }
+  return gone;
+}
+
+Result<BindingInfo> DataplaneImpl::GetBinding(std::uint64_t id) {
+  const auto it = bindings_.find(id);
+  if (it == bindings_.end()) return NoSuch("binding", id);
+  const Binding& binding = it->second;
+  const Buffer& buffer = binding.pool->buffer();
+  return BindingInfo{.id = id,
+                     .draining = binding.draining,
+                     .buffer_bytes = buffer.bytes(),
+                     .page_bytes = buffer.page_bytes(),
+                     .memory = buffer.memory(),
+                     .queues = binding.queues,
+                     .pages = buffer.pages(),
+                     .pages_free = binding.pool->pages().available()};
+}
+
+Result<BufferView> DataplaneImpl::GetBuffer(std::uint64_t id) {
+  const auto it = bindings_.find(id);
+  if (it == bindings_.end()) return NoSuch("binding", id);
+  const Buffer& buffer = it->second.pool->buffer();
+  return BufferView{.fd = buffer.fd(),
+                    .data = buffer.data(),
+                    .bytes = buffer.bytes(),
+                    .page_bytes = buffer.page_bytes()};
+}
+
+// ---- rx sockets ------------------------------------------------------------------------------
+
+Result<std::uint64_t> DataplaneImpl::OpenRxSocket(const RxSocketOptions& options) {
+  Result<std::unique_ptr<RxSocket>> socket =
+      RxSocket::Open(options, static_cast<std::uint32_t>(workers_.size()));
+  if (!socket.ok()) return socket.status();
+  rx_sockets_[++last_rx_socket_] = std::move(*socket);
+  return last_rx_socket_;
+}
+
+Result<Attachment> DataplaneImpl::Attach(std::uint64_t id) {
+  const auto it = rx_sockets_.find(id);
+  if (it == rx_sockets_.end()) return NoSuch("rx socket", id);
+  RxSocket& socket = *it->second;
+  if (socket.attached()) {
+    return Status(Code::kFailedPrecondition,
+                  "rx socket '" + socket.options().name +
+                      "' has an application attached already; open another one");
+  }
+  Result<Attachment> attachment = socket.Attach();
+  if (!attachment.ok()) return attachment.status();
+  for (auto& worker : workers_) {
+    worker->Call([&](Worker& w) {
+      RxLane& lane = socket.lane(w.index());
+      lane.doorbell = socket.doorbell();
+      lane.attached = true;
+    });
+  }
+  return attachment;
+}
+
+Status DataplaneImpl::Detach(std::uint64_t id) {
+  const auto it = rx_sockets_.find(id);
+  if (it == rx_sockets_.end()) return NoSuch("rx socket", id);
+  RxSocket& socket = *it->second;
+  for (auto& worker : workers_) {
+    worker->Call([&](Worker& w) {
+      RxLane& lane = socket.lane(w.index());
+      lane.attached = false;
+      lane.doorbell = -1;
+    });
+  }
+  socket.Detach();
+  return Status();
+}
+
+// Answers how many fragments were still held. A worker looks at some thousand pages between
+// two rounds, so that other rx sockets do not notice.
+std::uint64_t DataplaneImpl::Close(RxSocket& socket, CloseReason reason) {
+  constexpr std::uint32_t kSweepPages = 16384;
+  std::uint64_t reclaimed = 0;
+  for (auto& worker : workers_) {
+    bool done = false;
+    worker->Call([&](Worker& w) {
+      RxLane& lane = socket.lane(w.index());
+      w.Unlist(lane);
+      lane.lane.Close(reason);
+      reclaimed += lane.lane.outstanding();
+    });
+    while (!done) {
+      worker->Call([&](Worker& w) {
+        done = socket.lane(w.index()).lane.Sweep(kSweepPages, w.recycler());
+      });
+    }
+  }
+  socket.Detach();
+  return reclaimed;
+}
+
+Result<std::uint64_t> DataplaneImpl::CloseRxSocket(std::uint64_t id) {
+  const auto it = rx_sockets_.find(id);
+  if (it == rx_sockets_.end()) return NoSuch("rx socket", id);
+  const std::uint64_t reclaimed = Close(*it->second, CloseReason::kClosed);
+  rx_sockets_.erase(it);
+  return reclaimed;
+}
+
+Result<RxSocketInfo> DataplaneImpl::GetRxSocket(std::uint64_t id, bool audit) {
+  const auto it = rx_sockets_.find(id);
+  if (it == rx_sockets_.end()) return NoSuch("rx socket", id);
+  RxSocket& socket = *it->second;
+  RxSocketInfo info;
+  if (audit) info.audited_outstanding = 0;
+  for (auto& worker : workers_) {
+    worker->Call([&](Worker& w) {
+      Lane& lane = socket.lane(w.index()).lane;
+      const LaneCounters& c = lane.counters();
+      info.messages += c.messages;
+      info.bytes += c.bytes;
+      info.lent += c.lent;
+      info.returned += c.returned;
+      info.outstanding += lane.outstanding();
+      info.copied_messages += c.copied_messages;
+      info.doorbells += c.doorbells;
+      for (std::size_t i = 0; i < kDropReasons; i++) info.drops[i] += c.drops[i];
+      for (std::size_t i = 0; i < kRefusals; i++) info.refusals[i] += c.refusals[i];
+      if (audit) *info.audited_outstanding += lane.Audit();
+    });
+  }
+  info.slots_in_use = socket.slots().in_use();
+  return info;
+}
+
+// ---- rules -----------------------------------------------------------------------------------
+
+void DataplaneImpl::SetRules(std::span<const FlowRule> rules) {
+  std::map<std::uint64_t, std::unique_ptr<CompiledRule>> next;
+  std::vector<CompiledRule*> compiled;
+  for (const FlowRule& rule : rules) {
+    std::unique_ptr<CompiledRule>& slot = next[rule.id];
+    const auto old = rules_.find(rule.id);
+    if (old != rules_.end() && old->second->rule.match == rule.match) {
+      slot = std::move(old->second);
+    } else {
+      slot = std::make_unique<CompiledRule>();
+    }
+    slot->rule = rule;
+    // A frame that is being looked up right now goes to the old lane or to the new one.
+    RxSocket& socket = *rx_sockets_.at(rule.rx_socket);
+    for (std::uint32_t w = 0; w < workers_.size(); w++) {
+      slot->targets[w].lane.store(&socket.lane(w), std::memory_order_relaxed);
+    }
+    compiled.push_back(slot.get());
+  }
+  std::unique_ptr<FlowTable> old(table_.Exchange(new FlowTable(compiled, ++tables_built_)));
+  rcu::WaitForReaders();
+  // Now no worker uses the old table, the rules that are gone, or the lanes that were named.
+  rules_ = std::move(next);
+}
+
+std::vector<std::pair<std::uint64_t, RuleCounters>> DataplaneImpl::GetRules() {
+  std::vector<std::pair<std::uint64_t, RuleCounters>> rules;
+  for (const CompiledRule* rule : table_.Read()->in_order()) {
+    RuleCounters counters;
+    for (const RuleTarget& target : rule->targets) {
+      counters.packets += target.packets.load(std::memory_order_relaxed);
+      counters.bytes += target.bytes.load(std::memory_order_relaxed);
+    }
+    rules.emplace_back(rule->rule.id, counters);
+  }
+  return rules;
+}
+
+// ---- tokens ----------------------------------------------------------------------------------
+
+// Each token goes to the worker that owns its page, which is found by asking them in turn.
+// What no worker accepts is refused for the reason that came furthest.
+Result<std::vector<RangeResult>> DataplaneImpl::ReturnTokens(std::uint64_t id,
+                                                             std::span<const TokenRange> ranges) {
+  constexpr std::uint32_t kChunk = 1024;  // tokens that a worker looks at between two rounds
+  const auto it = rx_sockets_.find(id);
+  if (it == rx_sockets_.end()) return NoSuch("rx socket", id);
+  RxSocket& socket = *it->second;
+  struct Pending {
+    std::uint32_t token;
+    std::size_t range;
+    Refusal reason = Refusal::kSlotNotInUse;
+  };
+  std::vector<RangeResult> results(ranges.size());
+  std::vector<Pending> pending;
+  const auto flush = [&] {
+    for (auto& worker : workers_) {
+      worker->Call([&](Worker& w) {
+        Lane& lane = socket.lane(w.index()).lane;
+        std::erase_if(pending, [&](Pending& p) {
+          const Refusal refusal = lane.Check(p.token);
+          if (refusal == Refusal::kCount) {
+            results[p.range].released += lane.Return(std::span(&p.token, 1), w.recycler());
+            return true;
+          }
+          p.reason = std::max(p.reason, refusal);
+          const bool last = w.index() + 1 == workers_.size();
+          if (last) {
+            lane.Refuse(p.reason);
+            results[p.range].refusals[static_cast<std::size_t>(p.reason)]++;
+          }
+          return last;
+        });
+      });
+    }
+  };
+  for (std::size_t range = 0; range < ranges.size(); range++) {
+    for (std::uint32_t i = 0; i < ranges[range].count; i++) {
+      pending.push_back({ranges[range].first_token + i, range});
+      if (pending.size() == kChunk) flush();
+    }
+  }
+  flush();
+  return results;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Dataplane>> Dataplane::Start(const DataplaneOptions& options) {
+  const std::size_t workers = options.worker_cpus.size();
+  if (workers == 0 || workers > kMaxWorkers) {
+    return Status(Code::kInvalidArgument, std::to_string(workers) + " workers; use 1 to " +
+                                              std::to_string(kMaxWorkers));
+  }
+  if (Status s = StartEal(options); !s.ok()) return s;
+  auto dataplane = std::make_unique<DataplaneImpl>(options);
+  if (Status s = dataplane->StartWorkers(); !s.ok()) return s;
+  return Result<std::unique_ptr<Dataplane>>(std::move(dataplane));
+}
+
+}  // namespace rxtoken
