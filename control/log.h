@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// log.h - the daemon's log: one key=value line on stderr for each change of state.
+//
+//   time=2026-01-31T12:00:00.000Z level=info event=binding_bound binding=b0 id=3
+//
+// Values with spaces, quotes or control characters are quoted and escaped.
+//
+// Thread-safety: any thread; a line is written by one write(2). Workers do not log.
+#pragma once
+
+#include <concepts>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+namespace rxtoken {
+
+struct LogField {
+  LogField(std::string_view key, std::string_view text) : key(key), value(text) {}
+  template <std::integral T>
+  LogField(std::string_view key, T number) : key(key), value(std::to_string(number)) {}
+
+  std::string_view key;
+  std::string value;
+};
+
+void LogInfo(std::string_view event, std::initializer_list<LogField> fields = {});
+void LogWarning(std::string_view event, std::initializer_list<LogField> fields = {});
+void LogError(std::string_view event, std::initializer_list<LogField> fields = {});
+
+// The line without time, as it would be logged. For tests.
+std::string FormatLogLine(std::string_view level, std::string_view event,
+                          std::initializer_list<LogField> fields);
+
+}  // namespace rxtoken

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+// main.cc - rxtokend: reads its configuration, starts the dataplane, and serves until it is
+// told to stop.
+//
+// Threads: this one starts everything, then sleeps until SIGTERM or SIGINT, then stops
+// everything; "rxtoken/ctl" runs the control loop in between. The dataplane adds its
+// workers, gRPC its pool.
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "control/config.h"
+#include "control/control_loop.h"
+#include "control/descriptor_server.h"
+#include "control/log.h"
+#include "control/manager.h"
+#include "control/run_dir.h"
+#include "control/services.h"
+#include "control/unique_fd.h"
+#include "dataplane/dataplane.h"
+
+namespace rxtoken {
+namespace {
+
+constexpr int kExitFailure = 1;
+constexpr int kExitUsage = 2;
+
+constexpr const char* kExamples = R"(
+Examples:
+  Generated packets, no root, hugepages or NIC needed:
+    rxtokend --port p0=net_null0,size=64 --bind b0=p0:0,size=64MiB
+  A network interface through its kernel driver, two queues on two pinned workers:
+    rxtokend --worker 2,3 --port 'p0=net_af_packet0,iface=eth1,qpairs=2;queues=2' \
+             --bind b0=p0:0,p0:1,size=1GiB
+  A capture file:
+    rxtokend --port p0=net_pcap0,rx_pcap=traffic.pcap --bind b0=p0:0
+
+Exit status: 0 stopped by SIGTERM or SIGINT, 1 failure at run time, 2 wrong usage or
+configuration.)";
+
+int Fail(const Status& status, int exit_code) {
+  fprintf(stderr, "rxtokend: %s\n", status.message().c_str());
+  return exit_code;
+}
+
+// Wrong configuration, or a failure of the machine?
+int ExitCode(const Status& status) {
+  switch (status.code()) {
+    case Code::kInvalidArgument:
+    case Code::kNotFound:
+    case Code::kAlreadyExists: return kExitUsage;
+    default: return kExitFailure;
+  }
+}
+
+// The configuration file with the flags on top. Exits after --help, --version and errors.
+Config ReadCommandLine(int argc, char** argv) {
+  std::string file, run_dir, poll, eal;
+  std::vector<std::string> ports, bindings, workers;
+  bool hugepages = false;
+  std::uint32_t memory_mib = 0;
+
+  CLI::App app("rxtokend: receives packets into registered buffers and lends them as tokens");
+  app.footer(kExamples);
+  app.set_version_flag("--version", "rxtokend " RXTOKEN_VERSION);
+  app.add_option("--config", file, "YAML file; flags add to it and win over it");
+  app.add_option("--run-dir", run_dir,
+                 "directory of api.sock and descriptors.sock (default: $RXTOKEN_RUN_DIR, "
+                 "$RUNTIME_DIRECTORY, /run/rxtoken for root, else below $XDG_RUNTIME_DIR or /tmp)");
+  app.add_option("--port", ports,
+                 "NAME=DEVICE[;queues=N][;ring=N], DEVICE as DPDK writes it; can be repeated")
+      ->allow_extra_args(false);
+  app.add_option("--bind", bindings,
+                 "NAME=PORT:QUEUE[,PORT:QUEUE...][,size=64MiB][,page=4096][,memory=plain|huge]; "
+                 "can be repeated")
+      ->allow_extra_args(false);
+  app.add_option("--worker", workers,
+                 "CPU of a worker, or 'any'; a list with commas, or repeated (default: any)")
+      ->allow_extra_args(false)
+      ->delimiter(',');
+  app.add_option("--poll", poll, "adaptive: idle workers nap (default); busy: they never sleep")
+      ->check(CLI::IsMember({"adaptive", "busy"}));
+  app.add_flag("--hugepages", hugepages, "DPDK's own memory in huge pages; probe PCI devices");
+  app.add_option("--memory-mib", memory_mib, "DPDK's own memory (default: 256)")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--eal", eal, "more arguments for DPDK, separated by spaces");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const int code = app.exit(error);
+    exit(code == 0 ? 0 : kExitUsage);
+  }
+
+  const auto value_or_exit = [](auto result) {
+    if (!result.ok()) exit(Fail(result.status(), kExitUsage));
+    return *std::move(result);
+  };
+  Config config;
+  if (!file.empty()) config = value_or_exit(LoadConfig(file));
+  if (!run_dir.empty()) config.run_dir = run_dir;
+  if (config.run_dir.empty()) config.run_dir = DefaultRunDir();
+  for (const std::string& port : ports) {
+    config.ports.push_back(value_or_exit(ParsePortFlag(port)));
+  }
+  for (const std::string& binding : bindings) {
+    config.bindings.push_back(value_or_exit(ParseBindFlag(binding)));
+  }
+  DataplaneOptions& dataplane = config.dataplane;
+  if (!workers.empty()) dataplane.worker_cpus.clear();
+  for (const std::string& worker : workers) {
+    dataplane.worker_cpus.push_back(value_or_exit(ParseWorkerFlag(worker)));
+  }
+  if (!poll.empty()) dataplane.poll = poll == "busy" ? PollMode::kBusy : PollMode::kAdaptive;
+  if (hugepages) dataplane.hugepages = true;
+  if (memory_mib != 0) dataplane.memory_mib = memory_mib;
+  for (std::string& arg : CLI::detail::split_up(eal)) {
+    dataplane.eal_args.push_back(std::move(arg));
+  }
+  return config;
+}
+
+// Applies `apply` to each item; the first error is answered, and says where it comes from.
+template <typename Request, typename Apply>
+Status ApplyAll(const std::vector<Item<Request>>& items, Apply apply) {
+  for (const Item<Request>& item : items) {
+    const Status status = apply(item.request);
+    if (!status.ok()) return Status(status.code(), item.where + ": " + status.message());
+  }
+  return Status();
+}
+
+Status ApplyConfig(const Config& config, Manager& manager) {
+  Status status = ApplyAll(config.ports, [&](const auto& r) { return manager.OpenPort(r); });
+  if (status.ok()) {
+    status = ApplyAll(config.bindings, [&](const auto& r) { return manager.Bind(r).status(); });
+  }
+  if (status.ok()) {
+    status = ApplyAll(config.rx_sockets,
+                      [&](const auto& r) { return manager.OpenRxSocket(r).status(); });
+  }
+  if (status.ok()) {
+    status = ApplyAll(config.flows, [&](const auto& r) { return manager.AddFlow(r).status(); });
+  }
+  return status;
+}
+
+// A session needs a descriptor for its connection, and each rx socket three: as many as we
+// may have.
+void RaiseDescriptorLimit() {
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+// Blocks the signals that stop us, in all threads made from now on, and answers a descriptor
+// that becomes readable when one arrives.
+UniqueFd CatchStopSignals() {
+  signal(SIGPIPE, SIG_IGN);
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  return UniqueFd(signalfd(-1, &signals, SFD_CLOEXEC));
+}
+
+void WaitForStopSignal(const UniqueFd& signals) {
+  signalfd_siginfo signal = {};
+  while (read(signals.get(), &signal, sizeof(signal)) != sizeof(signal)) {
+  }
+  LogInfo("stopping", {{"signal", signal.ssi_signo}, {"sender_pid", signal.ssi_pid}});
+}
+
+// Tells systemd, if it started us with Type=notify, that we serve.
+void NotifyReady() {
+  const char* const path = getenv("NOTIFY_SOCKET");
+  if (path == nullptr) return;
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  const std::size_t length =
+      std::string_view(path).copy(address.sun_path, sizeof(address.sun_path) - 1);
+  if (address.sun_path[0] == '@') address.sun_path[0] = '\0';  // an abstract name
+  const UniqueFd socket(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  constexpr std::string_view kReady = "READY=1";
+  sendto(socket.get(), kReady.data(), kReady.size(), MSG_NOSIGNAL,
+         reinterpret_cast<const sockaddr*>(&address),
+         static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length));
+}
+
+int Serve(const Config& config, const UniqueFd& stop_signals) {
+  // Destroyed in reverse: calls end, sessions end, the dataplane stops, the sockets' files go.
+  Result<RunDir> run_dir = RunDir::Claim(config.run_dir);
+  if (!run_dir.ok()) {
+    const bool busy = run_dir.status().code() == Code::kAlreadyExists;
+    return Fail(run_dir.status(), busy ? kExitFailure : ExitCode(run_dir.status()));
+  }
+  Result<std::unique_ptr<Dataplane>> dataplane = Dataplane::Start(config.dataplane);
+  if (!dataplane.ok()) return Fail(dataplane.status(), ExitCode(dataplane.status()));
+  Manager manager(**dataplane);
+  const Status applied = ApplyConfig(config, manager);
+  if (!applied.ok()) return Fail(applied, ExitCode(applied));
+
+  Result<std::unique_ptr<ControlLoop>> created = ControlLoop::Create();
+  if (!created.ok()) return Fail(created.status(), kExitFailure);
+  ControlLoop& loop = **created;
+  loop.SetHousekeeping([&] { return manager.ReapBindings(); });
+  const auto descriptors = DescriptorServer::Start(loop, manager, run_dir->descriptor_socket());
+  if (!descriptors.ok()) return Fail(descriptors.status(), kExitFailure);
+
+  std::thread control([&] {
+    pthread_setname_np(pthread_self(), "rxtoken/ctl");
+    loop.RunUntilStopped();
+  });
+  int exit_code = 0;
+  {
+    const auto api = ApiServer::Start(loop, manager, run_dir->api_socket());
+    if (api.ok()) {
+      LogInfo("ready", {{"api_socket", run_dir->api_socket()},
+                        {"descriptor_socket", run_dir->descriptor_socket()}});
+      NotifyReady();
+      WaitForStopSignal(stop_signals);
+    } else {
+      exit_code = Fail(api.status(), kExitFailure);
+    }
+  }  // all calls have ended
+  loop.Stop();
+  control.join();
+  return exit_code;
+}
+
+int Main(int argc, char** argv) {
+  const Config config = ReadCommandLine(argc, argv);
+  RaiseDescriptorLimit();
+  const UniqueFd stop_signals = CatchStopSignals();
+  const int exit_code = Serve(config, stop_signals);
+  if (exit_code == 0) LogInfo("stopped");
+  return exit_code;
+}
+
+}  // namespace
+}  // namespace rxtoken
+
+int main(int argc, char** argv) { return rxtoken::Main(argc, argv); }

@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "control/services.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <limits>
+#include <semaphore>
+#include <utility>
+#include <vector>
+
+#include "rxtoken/v1/binding.grpc.pb.h"
+#include "rxtoken/v1/flow.grpc.pb.h"
+#include "rxtoken/v1/port.grpc.pb.h"
+#include "rxtoken/v1/rx_socket.grpc.pb.h"
+#include "rxtoken/v1/token.grpc.pb.h"
+
+namespace rxtoken {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr seconds kLongestWait{10};      // for the control loop
+constexpr milliseconds kStopGrace{500};  // for calls that run when the server stops
+constexpr milliseconds kStreamNap{100};  // after which a stream looks whether it is cancelled
+constexpr int kMaxStreams = 64;
+constexpr int kMaxThreads = kMaxStreams + 64;  // a stream occupies one, other calls share
+constexpr int kMessagesPerResponse = 64;
+
+constexpr int kMaxRanges = 4096;
+constexpr std::uint64_t kMaxTokensPerCall = 1 << 20;
+constexpr std::uint32_t kTokensPerChunk = 65536;  // the control loop is held for that long
+
+static_assert(static_cast<int>(Code::kInvalidArgument) == grpc::StatusCode::INVALID_ARGUMENT);
+static_assert(static_cast<int>(Code::kUnavailable) == grpc::StatusCode::UNAVAILABLE);
+
+grpc::Status ToGrpc(const Status& status) {
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), status.message());
+}
+
+// The caller's deadline, or kLongestWait from now if that is earlier.
+ControlLoop::Clock::time_point Deadline(const grpc::ServerContext& context) {
+  const std::chrono::system_clock::duration left =
+      context.deadline() - std::chrono::system_clock::now();
+  return ControlLoop::Clock::now() +
+         std::min(left, std::chrono::system_clock::duration(kLongestWait));
+}
+
+// Runs `work`, which answers a Result<Response>, on the control loop.
+template <typename Response, typename Work>
+grpc::Status Answer(ControlLoop& loop, const grpc::ServerContext& context, Response* response,
+                    Work work) {
+  Result<Response> result = loop.Run(Deadline(context), std::move(work));
+  if (!result.ok()) return ToGrpc(result.status());
+  *response = *std::move(result);
+  return grpc::Status::OK;
+}
+
+struct Daemon {
+  ControlLoop& loop;
+  Manager& manager;
+};
+
+// Handlers that only convert. What they do and which errors they have is said in the .proto
+// file, and done in the manager.
+#define RXTOKEN_HANDLER(Method, Response)                                               \
+  grpc::Status Method(grpc::ServerContext* context, const v1::Method##Request* request, \
+                      v1::Response* response) override {                                \
+    return Answer(daemon_.loop, *context, response,                                     \
+                  [&] { return daemon_.manager.Method(*request); });                    \
+  }
+
+// The same for requests without content.
+#define RXTOKEN_LIST_HANDLER(Method)                                                           \
+  grpc::Status Method(grpc::ServerContext* context, const v1::Method##Request*,                \
+                      v1::Method##Response* response) override {                               \
+    return Answer(daemon_.loop, *context, response, [&] { return daemon_.manager.Method(); }); \
+  }
+
+class PortsService final : public v1::Ports::Service {
+ public:
+  explicit PortsService(Daemon daemon) : daemon_(daemon) {}
+  RXTOKEN_HANDLER(GetPort, Port)
+  RXTOKEN_LIST_HANDLER(ListPorts)
+
+ private:
+  const Daemon daemon_;
+};
+
+class BindingsService final : public v1::Bindings::Service {
+ public:
+  explicit BindingsService(Daemon daemon) : daemon_(daemon) {}
+  RXTOKEN_HANDLER(Bind, Binding)
+  RXTOKEN_HANDLER(Unbind, Binding)
+  RXTOKEN_HANDLER(GetBinding, Binding)
+  RXTOKEN_LIST_HANDLER(ListBindings)
+
+ private:
+  const Daemon daemon_;
+};
+
+class RxSocketsService final : public v1::RxSockets::Service {
+ public:
+  explicit RxSocketsService(Daemon daemon) : daemon_(daemon) {}
+  RXTOKEN_HANDLER(OpenRxSocket, OpenRxSocketResponse)
+  RXTOKEN_HANDLER(CloseRxSocket, CloseRxSocketResponse)
+  RXTOKEN_HANDLER(GetRxSocket, RxSocket)
+  RXTOKEN_LIST_HANDLER(ListRxSockets)
+
+ private:
+  const Daemon daemon_;
+};
+
+class FlowsService final : public v1::Flows::Service {
+ public:
+  explicit FlowsService(Daemon daemon) : daemon_(daemon) {}
+  RXTOKEN_HANDLER(AddFlow, Flow)
+  RXTOKEN_HANDLER(UpdateFlow, Flow)
+  RXTOKEN_HANDLER(DeleteFlow, DeleteFlowResponse)
+  RXTOKEN_LIST_HANDLER(ListFlows)
+
+ private:
+  const Daemon daemon_;
+};
+
+#undef RXTOKEN_HANDLER
+#undef RXTOKEN_LIST_HANDLER
+
+// Waits for the doorbell, but not longer than kStreamNap.
+void WaitForDoorbell(int doorbell) {
+  pollfd waiting = {.fd = doorbell, .events = POLLIN, .revents = 0};
+  poll(&waiting, 1, static_cast<int>(kStreamNap.count()));
+  std::array<char, 64> rings;
+  [[maybe_unused]] const ssize_t n = recv(doorbell, rings.data(), rings.size(), MSG_DONTWAIT);
+}
+
+Status CheckRanges(const v1::ReturnTokensRequest& request) {
+  const auto invalid = [](std::string message) {
+    return Status(Code::kInvalidArgument, std::move(message) + "; nothing was returned");
+  };
+  if (request.ranges().empty()) return invalid("no range; give at least one");
+  if (request.ranges_size() > kMaxRanges) {
+    return invalid(std::to_string(request.ranges_size()) + " ranges; give at most " +
+                   std::to_string(kMaxRanges));
+  }
+  std::uint64_t tokens = 0;
+  for (int i = 0; i < request.ranges_size(); i++) {
+    const v1::TokenRange& range = request.ranges(i);
+    const std::string name = "ranges[" + std::to_string(i) + "]";
+    if (range.count() == 0) return invalid(name + ": count is 0; use 1 or more");
+    if (range.count() - 1 > std::numeric_limits<std::uint32_t>::max() - range.first_token()) {
+      return invalid(name + ": " + std::to_string(range.count()) + " tokens from " +
+                     std::to_string(range.first_token()) + " on run past token 4294967295");
+    }
+    tokens += range.count();
+  }
+  if (tokens > kMaxTokensPerCall) {
+    return invalid(std::to_string(tokens) + " tokens in all; give at most " +
+                   std::to_string(kMaxTokensPerCall));
+  }
+  return Status();
+}
+
+class TokensService final : public v1::Tokens::Service {
+ public:
+  explicit TokensService(Daemon daemon) : daemon_(daemon) {}
+
+  // Running streams end within kStreamNap, unless they wait for their client to read.
+  void Stop() { stopping_ = true; }
+
+  grpc::Status Receive(grpc::ServerContext* context, const v1::ReceiveRequest* request,
+                       grpc::ServerWriter<v1::ReceiveResponse>* writer) override {
+    if (!streams_.try_acquire()) {
+      return grpc::Status(
+          grpc::StatusCode::RESOURCE_EXHAUSTED,
+          std::to_string(kMaxStreams) + " Receive streams run, which is the limit; end one first");
+    }
+    const grpc::Status status = ReceiveAdmitted(*context, *request, *writer);
+    streams_.release();
+    return status;
+  }
+
+  grpc::Status ReturnTokens(grpc::ServerContext* context, const v1::ReturnTokensRequest* request,
+                            v1::ReturnTokensResponse* response) override {
+    Status status = CheckRanges(*request);
+    if (status.ok()) status = ReturnInChunks(Deadline(*context), *request, *response);
+    return ToGrpc(status);
+  }
+
+ private:
+  grpc::Status ReceiveAdmitted(grpc::ServerContext& context, const v1::ReceiveRequest& request,
+                               grpc::ServerWriter<v1::ReceiveResponse>& writer) {
+    Result<Manager::Stream> stream =
+        daemon_.loop.Run(Deadline(context), [&] { return daemon_.manager.BeginStream(request); });
+    if (!stream.ok()) return ToGrpc(stream.status());
+    const grpc::Status status = Deliver(context, request, *stream, writer);
+    // Unavailable when the daemon stops: then everything goes anyway.
+    (void)daemon_.loop.Run(ControlLoop::Clock::time_point::max(), [&] {
+      daemon_.manager.EndStream(stream->rx_socket);
+      return Status();
+    });
+    return status;
+  }
+
+  grpc::Status Deliver(grpc::ServerContext& context, const v1::ReceiveRequest& request,
+                       const Manager::Stream& stream,
+                       grpc::ServerWriter<v1::ReceiveResponse>& writer) {
+    LocalReader& reader = *stream.reader;
+    const std::uint64_t wanted = request.max_messages() != 0
+                                     ? request.max_messages()
+                                     : std::numeric_limits<std::uint64_t>::max();
+    std::uint64_t delivered = 0;
+    v1::ReceiveResponse batch;
+    while (delivered < wanted) {
+      if (context.IsCancelled()) {
+        return grpc::Status(grpc::StatusCode::CANCELLED, "the client cancelled the stream");
+      }
+      if (stopping_) return ToGrpc(Status(Code::kUnavailable, "the daemon is stopping"));
+
+      batch.Clear();
+      const auto room = std::min<std::uint64_t>(wanted - delivered, kMessagesPerResponse);
+      const LocalReader::ReadResult read = reader.Read(batch, static_cast<int>(room));
+      if (batch.messages_size() > 0) {
+        const bool sent = writer.Write(batch);
+        // Tokens that the client never got to know are not left to it.
+        reader.Settle(/*give_back=*/!request.hold() || !sent);
+        delivered += static_cast<std::uint64_t>(batch.messages_size());
+      }
+      if (read.closed) return grpc::Status::OK;
+      if (read.unknown_binding) {
+        const grpc::Status status = AddBuffer(context, *read.unknown_binding, reader);
+        if (!status.ok()) return status;
+      } else if (batch.messages_size() == 0) {
+        if (reader.Arm()) WaitForDoorbell(stream.doorbell.get());
+        reader.Disarm();
+      }
+    }
+    return grpc::Status::OK;
+  }
+
+  grpc::Status AddBuffer(const grpc::ServerContext& context, std::uint64_t binding,
+                         LocalReader& reader) {
+    // Mapped on the control thread, where the binding cannot be freed meanwhile.
+    Result<BufferMapping> mapping =
+        daemon_.loop.Run(Deadline(context), [&]() -> Result<BufferMapping> {
+          const Result<BufferView> buffer = daemon_.manager.GetBuffer(binding);
+          if (buffer.ok()) return BufferMapping(*buffer);
+          if (buffer.status().code() == Code::kNotFound) return BufferMapping();
+          return buffer.status();
+        });
+    if (!mapping.ok()) return ToGrpc(mapping.status());
+    reader.AddBuffer(binding, *std::move(mapping));
+    return grpc::Status::OK;
+  }
+
+  // Precondition: CheckRanges(request).ok().
+  Status ReturnInChunks(ControlLoop::Clock::time_point deadline,
+                        const v1::ReturnTokensRequest& request,
+                        v1::ReturnTokensResponse& response) {
+    const Result<std::uint64_t> rx_socket = daemon_.loop.Run(deadline, [&] {
+      return daemon_.manager.FindOwnRxSocket(request.rx_socket(), request.session());
+    });
+    if (!rx_socket.ok()) return rx_socket.status();
+
+    for (int i = 0; i < request.ranges_size(); i++) response.add_results();
+    int index = 0;
+    std::uint32_t done = 0;  // of the range at `index`
+    while (index < request.ranges_size()) {
+      // The next chunk: ranges, or pieces of them, and whose they are.
+      std::vector<TokenRange> chunk;
+      std::vector<int> owners;
+      std::uint32_t room = kTokensPerChunk;
+      while (index < request.ranges_size() && room > 0) {
+        const v1::TokenRange& range = request.ranges(index);
+        const std::uint32_t count = std::min(range.count() - done, room);
+        chunk.push_back({range.first_token() + done, count});
+        owners.push_back(index);
+        room -= count;
+        done += count;
+        if (done == range.count()) {
+          index++;
+          done = 0;
+        }
+      }
+      const Result<std::vector<RangeResult>> results = daemon_.loop.Run(
+          deadline, [&] { return daemon_.manager.ReturnTokens(*rx_socket, chunk); });
+      if (!results.ok()) return results.status();
+      for (std::size_t i = 0; i < chunk.size(); i++) {
+        AddResult((*results)[i], *response.mutable_results(owners[i]));
+      }
+    }
+    return Status();
+  }
+
+  static void AddResult(const RangeResult& from, v1::RangeResult& to) {
+    to.set_released(to.released() + from.released);
+    for (std::size_t i = 0; i < kRefusals; i++) {
+      if (from.refusals[i] == 0) continue;
+      (*to.mutable_refusals())[std::string(kRefusalNames[i])] += from.refusals[i];
+    }
+  }
+
+  const Daemon daemon_;
+  std::counting_semaphore<kMaxStreams> streams_{kMaxStreams};
+  std::atomic<bool> stopping_{false};
+};
+
+class GrpcServer final : public ApiServer {
+ public:
+  explicit GrpcServer(Daemon daemon)
+      : ports_(daemon), bindings_(daemon), rx_sockets_(daemon), flows_(daemon), tokens_(daemon) {}
+
+  Status Listen(const std::string& path) {
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    grpc::ResourceQuota quota;
+    quota.SetMaxThreads(kMaxThreads);
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("unix:" + path, grpc::InsecureServerCredentials());
+    builder.SetResourceQuota(quota);
+    builder.RegisterService(&ports_);
+    builder.RegisterService(&bindings_);
+    builder.RegisterService(&rx_sockets_);
+    builder.RegisterService(&flows_);
+    builder.RegisterService(&tokens_);
+    server_ = builder.BuildAndStart();
+    if (!server_ || chmod(path.c_str(), 0660) != 0) {
+      return Status(Code::kFailedPrecondition,
+                    "API socket '" + path + "': gRPC cannot listen there");
+    }
+    return Status();
+  }
+
+  ~GrpcServer() override {
+    if (!server_) return;
+    tokens_.Stop();
+    server_->GetHealthCheckService()->SetServingStatus(false);
+    server_->Shutdown(std::chrono::system_clock::now() + kStopGrace);
+    server_->Wait();
+  }
+
+ private:
+  PortsService ports_;
+  BindingsService bindings_;
+  RxSocketsService rx_sockets_;
+  FlowsService flows_;
+  TokensService tokens_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<ApiServer>> ApiServer::Start(ControlLoop& loop, Manager& manager,
+                                                    const std::string& path) {
+  auto server = std::make_unique<GrpcServer>(Daemon{loop, manager});
+  const Status status = server->Listen(path);
+  if (!status.ok()) return status;
+  return std::unique_ptr<ApiServer>(std::move(server));
+}
+
+}  // namespace rxtoken
