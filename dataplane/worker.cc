@@ -281,7 +281,7 @@ void Worker::DeliverChain(RxQueue& queue, RxLane& lane, BufferPool& pool, rte_mb
   DropReason refused = DropReason::kCount;
   if (!lane.attached) {
     refused = DropReason::kNotAttached;
-  } else if (!lane.lane.HasRoom(n)) {
+  } else if (lane.lane.Room(n) != n) {
     refused = DropReason::kRingFull;
   } else if (!lane.lane.Lend(pool.table(), std::span(items.data(), n), now_ns_)) {
     refused = DropReason::kNoSlot;
@@ -338,10 +338,8 @@ void Worker::Deliver(RxQueue& queue, const Run& run) {
   if (run.n == 0) return;
   RxLane& lane = *run.lane;
   if (!lane.attached) [[unlikely]] return DropRun(queue, run, 0, DropReason::kNotAttached);
-  std::uint32_t n = run.n;
-  while (!lane.lane.HasRoom(n)) [[unlikely]] {
-    if (--n == 0) return DropRun(queue, run, 0, DropReason::kRingFull);
-  }
+  const std::uint32_t n = lane.lane.Room(run.n);
+  if (n == 0) [[unlikely]] return DropRun(queue, run, 0, DropReason::kRingFull);
   if (!lane.lane.Lend(run.pool->table(), std::span(run.items.data(), n), now_ns_)) [[unlikely]] {
     return DropRun(queue, run, 0, DropReason::kNoSlot);
   }

@@ -77,23 +77,28 @@ class Lane {
 
   // ---- lending ---------------------------------------------------------------------------
 
-  // True if the ring has room for `n` more fragments and for what may have to be announced
-  // in front of them.
-  bool HasRoom(std::uint32_t n) noexcept {
+  // How many of `wanted` more fragments the ring has room for, beside what may have to be
+  // announced in front of them.
+  std::uint32_t Room(std::uint32_t wanted) noexcept {
     constexpr std::uint32_t kAnnouncements = 2;  // a slot and a time
-    if (mask_ + 1 - (tail_ - head_seen_) >= n + kAnnouncements) [[likely]] return true;
-    // order: acquire pairs with the application's release: it has read what we overwrite.
-    const std::uint32_t head = returns_->descriptor_head.load(std::memory_order_acquire);
-    // A head that is not between the last one and the tail is a lie: no room then.
-    if (tail_ - head > tail_ - head_seen_) return false;
-    head_seen_ = head;
-    return mask_ + 1 - (tail_ - head_seen_) >= n + kAnnouncements;
+    std::uint32_t free = mask_ + 1 - (tail_ - head_seen_);
+    if (free < wanted + kAnnouncements) [[unlikely]] {
+      // order: acquire pairs with the application's release: it has read what we overwrite.
+      const std::uint32_t head = returns_->descriptor_head.load(std::memory_order_acquire);
+      // A head that is not between the last one and the tail is a lie, and changes nothing.
+      if (tail_ - head <= tail_ - head_seen_) head_seen_ = head;
+      free = mask_ + 1 - (tail_ - head_seen_);
+      if (free < wanted + kAnnouncements) {
+        return free > kAnnouncements ? free - kAnnouncements : 0;
+      }
+    }
+    return wanted;
   }
 
   // Lends `items`, all on pages of `table` that this worker received, and all of them whole
   // messages or the fragments of one. `time_ns` is when they arrived. False, with nothing
-  // done: no slot is free. Preconditions: HasRoom(items.size()), and none of the pages is lent
-  // PageTable::kMaxLent times.
+  // done: no slot is free. Preconditions: Room() for all of them, and none of the pages is
+  // lent PageTable::kMaxLent times.
   bool Lend(const PageTable& table, std::span<const LendItem> items,
             std::uint64_t time_ns) noexcept {
     if (!Prepare(table)) [[unlikely]] return false;
