@@ -164,7 +164,8 @@ std::string BusOf(const Device& device) {
   if (rte_devargs_parse(&devargs, device.name().c_str()) == 0) bus = rte_bus_name(devargs.bus);
   rte_devargs_reset(&devargs);
   (void)log.Take();  // a failure is answered by the caller
-  return bus == "vdev" && !device.Is("net_") ? "" : bus;
+  const bool network = bus == "pci" || (bus == "vdev" && device.Is("net_"));
+  return network ? bus : "";
 }
 
 Status CheckOptions(const PortOptions& options) {
@@ -192,6 +193,11 @@ Result<std::unique_ptr<Port>> Port::Open(const PortOptions& options, std::uint32
     Status status = port->Probe();
     if (status.ok()) status = port->Configure(spare);
     if (status.ok()) return port;
+    {
+      LogCapture log;
+      port.reset();
+      (void)log.Take();  // complaints about what was not there yet
+    }
     // How many mbufs a kept file takes shows only when they suffice. When DPDK's memory is
     // used up, the driver's own complaint says more.
     if (!KeepsFile(device)) return status;
@@ -334,7 +340,7 @@ Status Port::Configure(std::uint32_t spare_mbufs) {
   }
   if (int error = rte_eth_dev_start(id_); error != 0) return refused("start", error);
   if (int error = rte_eth_promiscuous_enable(id_); error != 0 && error != -ENOTSUP) {
-    return refused("become promiscuous", error);
+    return refused("receive frames for other addresses", error);
   }
 
   // net_null leaves the page as it is unless it is told to copy; net_ring hands over the
@@ -346,6 +352,7 @@ Status Port::Configure(std::uint32_t spare_mbufs) {
 
 Port::~Port() {
   if (device_ != nullptr) {
+    rte_eth_promiscuous_disable(id_);  // net_af_packet would leave the interface so
     rte_eth_dev_stop(id_);
     rte_dev_remove(device_);
   }

@@ -51,7 +51,7 @@ TEST(EalDeathTest, SaysWhatDpdkSaysWhenItDoesNotStart) {
       },
       testing::ExitedWithCode(0),
       "\\[FAILED_PRECONDITION: DPDK does not start with "
-      ".*--no-huge.*--vdev=net_no_such_driver0.*probe");
+      ".*--no-huge.*--vdev=net_no_such_driver0.*failed to parse device");
 }
 
 TEST(LogCapture, TakesTheLastLinesOnce) {
