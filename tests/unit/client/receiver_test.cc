@@ -1,0 +1,558 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/src/receiver.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "rxtoken/rxtoken.h"
+#include "tests/unit/client/lanes.h"
+
+namespace rxtoken {
+namespace {
+
+using std::chrono::nanoseconds;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::SizeIs;
+using testing::UnorderedElementsAre;
+using namespace std::chrono_literals;
+
+TEST(Receiver, AMessageIsReadInPlace) {
+  TestSocket socket;
+  socket.lane().MapSlot(3, kBinding);
+  socket.lane().Lend(Token(5, 3), 142, 100, kCopied);
+  std::vector<Message> messages(4);
+
+  const auto received = socket.ReceiveNow(messages);
+
+  ASSERT_THAT(received, SizeIs(1));
+  const Message& message = received[0];
+  EXPECT_EQ(message.payload().data(), socket.page(5) + 142);
+  EXPECT_EQ(message.payload().size(), 100u);
+  EXPECT_EQ(message.size(), 100u);
+  ASSERT_THAT(message.fragments(), SizeIs(1));
+  EXPECT_EQ(message.fragments()[0].token().token, Token(5, 3));
+  EXPECT_EQ(message.fragments()[0].offset(), 142);
+  EXPECT_TRUE(message.copied());
+  EXPECT_FALSE(message.whole_frame());
+  EXPECT_EQ(socket.lane().backlog(), 0u);
+}
+
+TEST(Receiver, PollingAnEmptyRingAnswersNothing) {
+  TestSocket socket(3);
+  std::vector<Message> messages(4);
+
+  EXPECT_THAT(socket.ReceiveNow(messages), IsEmpty());
+}
+
+TEST(Receiver, RoomForNoMessageIsRefused) {
+  TestSocket socket;
+
+  EXPECT_EQ(socket.receiver().Receive({}, 0ns).status().code(), Code::kInvalidArgument);
+}
+
+TEST(Receiver, AnEmptyDatagramHoldsItsPage) {
+  TestSocket socket;
+  socket.lane().MapSlot(0, kBinding);
+  socket.lane().Lend(Token(1), 170, 0);
+  std::vector<Message> messages(1);
+
+  const auto received = socket.ReceiveNow(messages);
+
+  ASSERT_THAT(received, SizeIs(1));
+  EXPECT_EQ(received[0].size(), 0u);
+  EXPECT_THAT(received[0].fragments(), SizeIs(1));
+  socket.receiver().Return(received);
+  EXPECT_THAT(socket.lane().TakeReturned(), ElementsAre(Token(1).wire()));
+}
+
+TEST(Receiver, ArrivalTimesHaveTheUpperHalfThatWasAnnounced) {
+  TestSocket socket;
+  socket.lane().MapSlot(0, kBinding);
+  socket.lane().SetTime(1);
+  socket.lane().Lend(Token(1), 0, 1, 0, 0, 0xFFFF'FFFF);
+  socket.lane().SetTime(2);
+  socket.lane().Lend(Token(2), 0, 1, 0, 0, 5);
+  std::vector<Message> messages(2);
+
+  const auto received = socket.ReceiveNow(messages);
+
+  ASSERT_THAT(received, SizeIs(2));
+  EXPECT_EQ(received[0].arrival_mono(), nanoseconds(0x1'FFFF'FFFF));
+  EXPECT_EQ(received[1].arrival_mono(), nanoseconds(0x2'0000'0005));
+}
+
+TEST(Receiver, ADescriptorOfALaterMinorVersionIsIgnored) {
+  TestSocket socket;
+  socket.lane().MapSlot(0, kBinding);
+  Descriptor news = {};
+  news.kind = DescriptorKind{200};
+  socket.lane().Publish(news);
+  socket.lane().Lend(Token(1), 0, 1);
+  std::vector<Message> messages(2);
+
+  EXPECT_THAT(socket.ReceiveNow(messages), SizeIs(1));
+}
+
+// ---- messages of several fragments -----------------------------------------------------
+
+TEST(Receiver, SeveralFragmentsAreOneMessage) {
+  TestSocket socket;
+  socket.page(1)[100] = std::byte{'a'};
+  socket.page(2)[0] = std::byte{'b'};
+  socket.page(3)[0] = std::byte{'c'};
+  socket.lane().MapSlot(0, kBinding);
+  socket.lane().Lend(Token(1), 100, 1, kMoreFragments | kWholeFrame, 0, 77);
+  socket.lane().Lend(Token(2), 0, 1, kMoreFragments);
+  socket.lane().Lend(Token(3), 0, 1);
+  socket.lane().Lend(Token(4), 0, 9);
+  std::vector<Message> messages(4);
+
+  const auto received = socket.ReceiveNow(messages);
+
+  ASSERT_THAT(received, SizeIs(2));
+  EXPECT_THAT(received[0].fragments(), SizeIs(3));
+  EXPECT_EQ(received[0].size(), 3u);
+  EXPECT_TRUE(received[0].whole_frame());
+  EXPECT_EQ(received[0].arrival_mono(), nanoseconds(77));
+  EXPECT_EQ(received[0].payload().data(), socket.page(1) + 100);
+  std::array<std::byte, 8> copy = {};
+  EXPECT_EQ(received[0].CopyTo(copy), 3u);
+  EXPECT_THAT(std::span(copy).first(3),
+              ElementsAre(std::byte{'a'}, std::byte{'b'}, std::byte{'c'}));
+  EXPECT_EQ(received[0].CopyTo(std::span(copy).first(2)), 2u);
+  EXPECT_EQ(received[1].size(), 9u);
+}
+
+TEST(Receiver, AMessageWaitsForItsLastFragment) {
+  TestSocket socket;
+  socket.lane().MapSlot(0, kBinding);
+  std::vector<Message> messages(4);
+  socket.lane().Lend(Token(1), 0, 10, kMoreFragments);
+  EXPECT_THAT(socket.ReceiveNow(messages), IsEmpty());
+  socket.lane().Lend(Token(2), 0, 20, kMoreFragments);
+  EXPECT_THAT(socket.ReceiveNow(messages), IsEmpty());
+
+  socket.lane().Lend(Token(3), 0, 30);
+  const auto received = socket.ReceiveNow(messages);
+
+  ASSERT_THAT(received, SizeIs(1));
+  EXPECT_EQ(received[0].size(), 60u);
+  EXPECT_THAT(socket.lane().TakeReturned(), IsEmpty());
+  socket.receiver().Return(received);
+  EXPECT_THAT(socket.lane().TakeReturned(),
+              ElementsAre(Token(1).wire(), Token(2).wire(), Token(3).wire()));
+}
+
+TEST(Receiver, PartialMessagesOfSeveralLanesDoNotMix) {
+  TestSocket socket(2);
+  socket.lane(0).MapSlot(0, kBinding);
+  socket.lane(1).MapSlot(0, kBinding);
+  socket.lane(0).Lend(Token(1), 0, 1, kMoreFragments);
+  socket.lane(1).Lend(Token(11), 0, 10, kMoreFragments);
+  std::vector<Message> messages(4);
+  EXPECT_THAT(socket.ReceiveNow(messages), IsEmpty());
+  socket.lane(0).Lend(Token(2), 0, 2);
+  socket.lane(1).Lend(Token(12), 0, 20);
+
+  const auto received = socket.ReceiveNow(messages);
+
+  ASSERT_THAT(received, SizeIs(2));
+  EXPECT_THAT((std::vector{received[0].size(), received[1].size()}), UnorderedElementsAre(3, 30));
+}
+
+TEST(Receiver, AMessageMayHaveMoreFragmentsThanTheRing) {
+  TestSocket socket;
+  socket.lane().MapSlot(0, kBinding);
+  std::vector<Message> messages(1);
+  for (std::uint32_t i = 0; i < 3 * kMinRingEntries; i++) {
+    socket.lane().Lend(Token(i % kPages), 0, 1, kMoreFragments);
+    EXPECT_THAT(socket.ReceiveNow(messages), IsEmpty());
+  }
+  socket.lane().Lend(Token(0), 0, 1);
+
+  const auto received = socket.ReceiveNow(messages);
+
+  ASSERT_THAT(received, SizeIs(1));
+  EXPECT_EQ(received[0].size(), 3 * kMinRingEntries + 1);
+}
+
+// ---- what a broken daemon would send ---------------------------------------------------
+
+TEST(Receiver, AFragmentOutsideItsBufferEndsTheRxSocket) {
+  const std::vector<std::pair<PageToken, std::pair<std::uint16_t, std::uint16_t>>> outside = {
+      {Token(kPages), {0, 1}}, {Token(kMaxPagesPerBuffer - 1), {0, 1}},
+      {Token(0), {4095, 2}},   {Token(0), {0xFFFF, 0xFFFF}},
+      {Token(0, 1), {0, 1}},  // of a slot that was never mapped
+  };
+  for (const auto& [token, place] : outside) {
+    TestSocket socket;
+    socket.lane().MapSlot(0, kBinding);
+    socket.lane().Lend(Token(1), 4095, 1);
+    socket.lane().Lend(token, place.first, place.second);
+    std::vector<Message> messages(4);
+
+    EXPECT_THAT(socket.ReceiveNow(messages), SizeIs(1)) << "what came before it";
+    EXPECT_EQ(socket.receiver().Receive(messages, 0ns).status().code(), Code::kInternal);
+    EXPECT_EQ(socket.receiver().Receive(messages, 0ns).status().code(), Code::kInternal);
+  }
+}
+
+TEST(Receiver, ASlotPastTheThirtySecondEndsTheRxSocket) {
+  TestSocket socket;
+  socket.lane().MapSlot(32, kBinding);
+  std::vector<Message> messages(1);
+
+  EXPECT_EQ(socket.receiver().Receive(messages, 0ns).status().code(), Code::kInternal);
+}
+
+// ---- slots and buffers -----------------------------------------------------------------
+
+TEST(Receiver, ABufferThatCannotBeMappedIsTriedAgain) {
+  TestSocket socket;
+  socket.lane().MapSlot(0, kBinding);
+  socket.lane().Lend(Token(1), 0, 1);
+  socket.RefuseToMap(Status(Code::kResourceExhausted, "no memory"));
+  std::vector<Message> messages(1);
+  EXPECT_EQ(socket.receiver().Receive(messages, 0ns).status().code(), Code::kResourceExhausted);
+
+  socket.RefuseToMap(Status());
+
+  EXPECT_THAT(socket.ReceiveNow(messages), SizeIs(1));
+}
+
+TEST(Receiver, EachLaneHasItsOwnSlots) {
+  TestSocket socket(2);
+  socket.lane(0).MapSlot(1, kBinding);
+  socket.lane(1).Lend(Token(1, 1), 0, 1);
+  std::vector<Message> messages(1);
+
+  EXPECT_EQ(socket.receiver().Receive(messages, 0ns).status().code(), Code::kInternal);
+}
+
+TEST(Receiver, BuffersStayMappedUntilTheRxSocketAndItsLastMessageAreGone) {
+  TestSocket socket;
+  socket.lane().MapSlot(0, kBinding);
+  socket.lane().Lend(Token(1), 0, 1);
+  std::vector<Message> messages(1);
+  socket.ReceiveNow(messages);
+
+  socket.Abandon();
+  EXPECT_EQ(socket.mappings(), 1);
+  messages.clear();
+  EXPECT_EQ(socket.mappings(), 0);
+}
+
+// ---- giving back -----------------------------------------------------------------------
+
+class Returning : public testing::Test {
+ protected:
+  // `n` messages of one fragment each: pages 0, 1, ...
+  std::vector<Message> Receive(TestSocket& socket, std::uint32_t n) {
+    std::vector<Message> messages(n);
+    std::size_t received = 0;
+    if (!mapped_) socket.lane().MapSlot(0, kBinding);
+    mapped_ = true;
+    for (std::uint32_t i = 0; i < n; i++) {
+      socket.lane().Lend(Token(i % kPages), 0, 1);
+      received += socket.ReceiveNow(std::span(messages).subspan(received)).size();
+    }
+    EXPECT_EQ(received, n);
+    return messages;
+  }
+  bool mapped_ = false;
+};
+
+TEST_F(Returning, ReceiveGivesBackWhatItsArrayStillHolds) {
+  TestSocket socket;
+  std::vector<Message> messages = Receive(socket, 3);
+  EXPECT_THAT(socket.lane().TakeReturned(), IsEmpty());
+
+  socket.ReceiveNow(messages);
+
+  EXPECT_THAT(socket.lane().TakeReturned(), ElementsAre(0, 1, 2));
+  for (const Message& message : messages) EXPECT_THAT(message.fragments(), IsEmpty());
+}
+
+TEST_F(Returning, AMessageThatWasMovedOutIsKept) {
+  TestSocket socket;
+  std::vector<Message> messages = Receive(socket, 3);
+  Message kept = std::move(messages[1]);
+
+  socket.ReceiveNow(messages);
+
+  EXPECT_THAT(socket.lane().TakeReturned(), ElementsAre(0, 2));
+  kept.Return();
+  EXPECT_THAT(kept.fragments(), IsEmpty());
+  socket.receiver().Flush();
+  EXPECT_THAT(socket.lane().TakeReturned(), ElementsAre(1));
+}
+
+TEST_F(Returning, MoveAssignmentGivesBackWhatWasThere) {
+  TestSocket socket;
+  std::vector<Message> messages = Receive(socket, 2);
+
+  messages[0] = std::move(messages[1]);
+  socket.receiver().Flush();
+
+  EXPECT_THAT(socket.lane().TakeReturned(), ElementsAre(0));
+  EXPECT_THAT(messages[0].fragments(), SizeIs(1));
+  EXPECT_THAT(messages[1].fragments(), IsEmpty());
+}
+
+TEST_F(Returning, DestroyedMessagesAreSentInLots) {
+  TestSocket socket(1, 256);
+  std::vector<Message> messages = Receive(socket, 100);
+
+  messages.erase(messages.begin(), messages.begin() + 63);
+  EXPECT_THAT(socket.lane().TakeReturned(), IsEmpty());
+  messages.erase(messages.begin());
+  EXPECT_THAT(socket.lane().TakeReturned(), SizeIs(64));
+  messages.clear();
+  EXPECT_THAT(socket.lane().TakeReturned(), IsEmpty());
+  socket.receiver().Flush();
+  EXPECT_THAT(socket.lane().TakeReturned(), SizeIs(36));
+}
+
+TEST_F(Returning, ReleasedTokensComeBackByHandInAnyOrder) {
+  TestSocket socket;
+  std::vector<Message> messages = Receive(socket, 3);
+  std::vector<HeldToken> held;
+  for (Message& message : messages) {
+    held.push_back(message.fragments()[0].token());
+    message.Release();
+  }
+  socket.ReceiveNow(messages);
+  EXPECT_THAT(socket.lane().TakeReturned(), IsEmpty());
+
+  socket.receiver().Return(std::vector{held[2], held[0]});
+  EXPECT_THAT(socket.lane().TakeReturned(), ElementsAre(2, 0));
+  socket.receiver().Return(std::vector{held[1]});
+  EXPECT_THAT(socket.lane().TakeReturned(), ElementsAre(1));
+}
+
+TEST_F(Returning, ATokenGoesBackOverTheLaneThatItCameFrom) {
+  TestSocket socket(2);
+  socket.lane(0).MapSlot(0, kBinding);
+  socket.lane(1).MapSlot(4, kBinding);
+  socket.lane(0).Lend(Token(1, 0), 0, 1);
+  socket.lane(1).Lend(Token(2, 4), 0, 1);
+  std::vector<Message> messages(2);
+
+  socket.receiver().Return(socket.ReceiveNow(messages));
+
+  EXPECT_THAT(socket.lane(0).TakeReturned(), ElementsAre(Token(1, 0).wire()));
+  EXPECT_THAT(socket.lane(1).TakeReturned(), ElementsAre(Token(2, 4).wire()));
+}
+
+TEST_F(Returning, ATokenOfALaneThatDoesNotExistIsIgnored) {
+  TestSocket socket;
+  const HeldToken foreign = {Token(1), 9};
+
+  socket.receiver().Return(std::span(&foreign, 1));
+
+  EXPECT_THAT(socket.lane().TakeReturned(), IsEmpty());
+}
+
+TEST_F(Returning, WhatFindsNoRoomIsKeptAndSentLater) {
+  TestSocket socket;
+  const std::uint32_t n = 3 * kMinRingEntries;
+  std::vector<Message> messages = Receive(socket, n);
+  std::vector<std::uint32_t> expected;
+  for (std::uint32_t i = 0; i < n; i++) expected.push_back(i % kPages);
+
+  socket.receiver().Return(messages);
+  std::vector<std::uint32_t> returned = socket.lane().TakeReturned();
+  EXPECT_THAT(returned, SizeIs(kMinRingEntries));
+  std::vector<Message> none(1);
+  for (int i = 0; i < 2; i++) {
+    socket.ReceiveNow(none);
+    const auto more = socket.lane().TakeReturned();
+    EXPECT_THAT(more, SizeIs(kMinRingEntries));
+    returned.insert(returned.end(), more.begin(), more.end());
+  }
+
+  EXPECT_EQ(returned, expected);
+}
+
+TEST_F(Returning, AMessageThatOutlivesItsRxSocketIsHarmless) {
+  TestSocket socket;
+  std::vector<Message> messages = Receive(socket, 3);
+  Message kept = std::move(messages[1]);
+  messages[2].Release();
+
+  socket.Abandon();
+
+  kept.Return();
+  messages.clear();
+  EXPECT_THAT(socket.lane().TakeReturned(), IsEmpty());
+}
+
+TEST_F(Returning, MessagesOfAnotherRxSocketGoBackToIt) {
+  TestSocket first;
+  TestSocket second;
+  std::vector<Message> messages = Receive(first, 2);
+
+  second.ReceiveNow(messages);
+  first.receiver().Flush();
+
+  EXPECT_THAT(second.lane().TakeReturned(), IsEmpty());
+  EXPECT_THAT(first.lane().TakeReturned(), ElementsAre(0, 1));
+}
+
+TEST_F(Returning, AnotherThreadMayReturnWhileThisOneReceives) {
+  constexpr std::uint32_t kMessages = 20000;
+  TestSocket socket(1, 256);
+  socket.lane().MapSlot(0, kBinding);
+  std::vector<std::vector<Message>> handed_over;
+  std::mutex mutex;
+  std::atomic<bool> done = false;
+  std::thread returner([&] {
+    for (bool last = false; !last;) {
+      last = done;
+      std::vector<std::vector<Message>> mine;
+      {
+        std::lock_guard lock(mutex);
+        mine.swap(handed_over);
+      }
+      // Every other one as a whole, the rest by their destructors.
+      for (std::size_t i = 0; i < mine.size(); i += 2) socket.receiver().Return(mine[i]);
+    }
+  });
+
+  std::vector<std::uint64_t> returned(kPages, 0);
+  std::uint32_t lent = 0, received = 0, back = 0;
+  auto drain = [&] {
+    for (const std::uint32_t token : socket.lane().TakeReturned()) {
+      returned[token]++;
+      back++;
+    }
+  };
+  while (received < kMessages) {
+    while (lent < kMessages && socket.lane().backlog() < 100) {
+      socket.lane().Lend(Token(lent++ % kPages), 0, 1);
+    }
+    std::vector<Message> messages(32);
+    const std::size_t n = socket.ReceiveNow(messages).size();
+    received += static_cast<std::uint32_t>(n);
+    messages.resize(n);
+    std::lock_guard lock(mutex);
+    handed_over.push_back(std::move(messages));
+    drain();
+  }
+  done = true;
+  returner.join();
+  handed_over.clear();
+  while (back < kMessages) {
+    socket.receiver().Flush();
+    drain();
+  }
+
+  EXPECT_EQ(back, kMessages);
+  for (std::uint32_t page = 0; page < kPages; page++) {
+    EXPECT_EQ(returned[page], kMessages / kPages + (page < kMessages % kPages)) << page;
+  }
+}
+
+// ---- waiting, and the end ----------------------------------------------------------------
+
+TEST(Waiting, ATimeoutThatPassesIsNoError) {
+  TestSocket socket;
+  std::vector<Message> messages(1);
+
+  const auto received = socket.receiver().Receive(messages, 1ms);
+
+  ASSERT_TRUE(received.ok());
+  EXPECT_THAT(*received, IsEmpty());
+}
+
+TEST(Waiting, TheDoorbellWakes) {
+  TestSocket socket;
+  socket.lane().MapSlot(0, kBinding);
+  std::thread worker([&] {
+    while (!socket.lane().waited_for()) std::this_thread::yield();
+    socket.lane().Lend(Token(1), 0, 1);
+    socket.RingDoorbell();
+  });
+  std::vector<Message> messages(1);
+
+  const auto received = socket.receiver().Receive(messages, kForever);
+  worker.join();
+
+  ASSERT_TRUE(received.ok());
+  EXPECT_THAT(*received, SizeIs(1));
+  EXPECT_FALSE(socket.lane().waited_for());
+}
+
+TEST(Waiting, WhatIsReturnedDuringASleepIsSentAtOnce) {
+  TestSocket socket;
+  socket.lane().MapSlot(0, kBinding);
+  socket.lane().Lend(Token(1), 0, 1);
+  std::vector<Message> first(1);
+  socket.ReceiveNow(first);
+  std::vector<std::uint32_t> returned;
+  std::thread worker([&] {
+    while (!socket.lane().waited_for()) std::this_thread::yield();
+    first.clear();
+    returned = socket.lane().TakeReturned();
+    socket.lane().Lend(Token(2), 0, 1);
+    socket.RingDoorbell();
+  });
+  std::vector<Message> second(1);
+
+  const auto received = socket.receiver().Receive(second, kForever);
+  worker.join();
+
+  EXPECT_TRUE(received.ok());
+  EXPECT_THAT(returned, ElementsAre(1));
+}
+
+TEST(Waiting, TheEndOfTheDoorbellIsTheEndOfTheRxSocket) {
+  TestSocket socket;
+  std::thread daemon([&] {
+    while (!socket.lane().waited_for()) std::this_thread::yield();
+    socket.CloseDoorbell();
+  });
+  std::vector<Message> messages(1);
+
+  const auto received = socket.receiver().Receive(messages, kForever);
+  daemon.join();
+
+  EXPECT_EQ(received.status().code(), Code::kUnavailable);
+}
+
+TEST(Waiting, APollerNoticesTheEndOfTheDaemonToo) {
+  TestSocket socket;
+  socket.CloseDoorbell();
+  std::vector<Message> messages(1);
+  Status status;
+
+  for (int i = 0; i < 1'000'000 && status.ok(); i++) {
+    status = socket.receiver().Receive(messages, 0ns).status();
+  }
+
+  EXPECT_EQ(status.code(), Code::kUnavailable);
+}
+
+TEST(Waiting, AClosedRxSocketDeliversNothingMore) {
+  TestSocket socket(2);
+  socket.lane(1).MapSlot(0, kBinding);
+  socket.lane(1).Lend(Token(1), 0, 1);
+  socket.lane(0).Close(CloseReason::kClosed);
+  socket.lane(1).Close(CloseReason::kClosed);
+  std::vector<Message> messages(1);
+
+  const auto received = socket.receiver().Receive(messages, 1s);
+
+  EXPECT_EQ(received.status().code(), Code::kUnavailable);
+  EXPECT_THAT(received.status().message(), HasSubstr("rx socket 'test'"));
+}
+
+}  // namespace
+}  // namespace rxtoken
