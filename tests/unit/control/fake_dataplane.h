@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// fake_dataplane.h - a dataplane without packets: it remembers what it was told, and has real
+// rings and buffers into which a test puts what a worker would.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "control/unique_fd.h"
+#include "dataplane/dataplane.h"
+#include "tokens/abi/token.h"
+
+namespace rxtoken {
+
+class FakeDataplane : public Dataplane {
+ public:
+  struct Buffer {
+    BindingOptions options;
+    UniqueFd fd;
+    std::uint8_t* data = nullptr;
+    bool draining = false;
+    ~Buffer() { munmap(data, options.buffer_bytes); }
+  };
+  struct Socket {
+    RxSocketOptions options;
+    bool attached = false;
+    UniqueFd doorbell;  // the worker's end
+    UniqueFd memory;    // stands for the rings when descriptors are sent
+    std::unique_ptr<void, decltype(&std::free)> rings{nullptr, std::free};
+    DescriptorRing* descriptors = nullptr;
+    ReturnRing* returns = nullptr;
+  };
+
+  Result<std::uint32_t> OpenPort(const PortOptions& options) override {
+    ports_.push_back(options);
+    return static_cast<std::uint32_t>(ports_.size() - 1);
+  }
+  std::size_t ports() const override { return ports_.size(); }
+  PortInfo GetPort(std::uint32_t port) override {
+    PortInfo info;
+    info.device = ports_[port].device;
+    info.queues.resize(ports_[port].queues);
+    return info;
+  }
+
+  Result<std::uint64_t> Bind(const BindingOptions& options) override {
+    const std::uint64_t id = next_id_++;
+    Buffer& buffer = buffers[id];
+    buffer.options = options;
+    buffer.fd = UniqueFd(memfd_create("fake", MFD_CLOEXEC));
+    EXPECT_EQ(ftruncate(buffer.fd.get(), static_cast<off_t>(options.buffer_bytes)), 0);
+    buffer.data = static_cast<std::uint8_t*>(mmap(
+        nullptr, options.buffer_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, buffer.fd.get(), 0));
+    return id;
+  }
+  Status Unbind(std::uint64_t binding) override {
+    buffers.at(binding).draining = true;
+    calls.push_back("Unbind " + buffers.at(binding).options.name);
+    return Status();
+  }
+  std::vector<std::uint64_t> ReapBindings() override {
+    std::vector<std::uint64_t> gone;
+    for (const auto& [id, buffer] : buffers) {
+      if (buffer.draining && drained.contains(id)) gone.push_back(id);
+    }
+    for (const std::uint64_t id : gone) buffers.erase(id);
+    return gone;
+  }
+  Result<BindingInfo> GetBinding(std::uint64_t binding) override {
+    BindingInfo info;
+    info.id = binding;
+    info.draining = buffers.at(binding).draining;
+    info.buffer_bytes = buffers.at(binding).options.buffer_bytes;
+    info.page_bytes = buffers.at(binding).options.page_bytes;
+    if (!info.draining) info.queues = buffers.at(binding).options.queues;
+    return info;
+  }
+  Result<BufferView> GetBuffer(std::uint64_t binding) override {
+    const auto found = buffers.find(binding);
+    if (found == buffers.end()) return Status(Code::kNotFound, "no such binding");
+    const Buffer& buffer = found->second;
+    return BufferView{buffer.fd.get(), buffer.data, buffer.options.buffer_bytes,
+                      buffer.options.page_bytes};
+  }
+
+  Result<std::uint64_t> OpenRxSocket(const RxSocketOptions& options) override {
+    const std::uint64_t id = next_id_++;
+    Socket& socket = sockets[id];
+    socket.options = options;
+    socket.memory = UniqueFd(memfd_create("fake", MFD_CLOEXEC));
+    const std::size_t ring_bytes = DescriptorRingBytes(options.ring_entries);
+    auto* const rings = static_cast<std::byte*>(std::aligned_alloc(4096, ring_bytes * 2));
+    socket.rings.reset(rings);
+    std::memset(rings, 0, ring_bytes * 2);
+    socket.descriptors = reinterpret_cast<DescriptorRing*>(rings);
+    socket.descriptors->entries = options.ring_entries;
+    socket.returns = reinterpret_cast<ReturnRing*>(rings + ring_bytes);
+    return id;
+  }
+  Result<Attachment> Attach(std::uint64_t rx_socket) override {
+    Socket& socket = sockets.at(rx_socket);
+    if (socket.attached) return Status(Code::kFailedPrecondition, "attached already");
+    int ends[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    socket.attached = true;
+    socket.doorbell = UniqueFd(ends[0]);
+    return Attachment{socket.memory.get(),
+                      socket.memory.get(),
+                      ends[1],
+                      1,
+                      socket.options.ring_entries,
+                      {{socket.descriptors, socket.returns}}};
+  }
+  Status Detach(std::uint64_t rx_socket) override {
+    sockets.at(rx_socket).attached = false;
+    return Status();
+  }
+  Result<std::uint64_t> CloseRxSocket(std::uint64_t rx_socket) override {
+    for (const FlowRule& rule : rules) EXPECT_NE(rule.rx_socket, rx_socket);
+    calls.push_back("CloseRxSocket " + sockets.at(rx_socket).options.name);
+    sockets.erase(rx_socket);
+    return 7;
+  }
+  Result<RxSocketInfo> GetRxSocket(std::uint64_t, bool audit) override {
+    RxSocketInfo info;
+    if (audit) info.audited_outstanding = 3;
+    return info;
+  }
+
+  void SetRules(std::span<const FlowRule> next) override {
+    rules.assign(next.begin(), next.end());
+    calls.push_back("SetRules " + std::to_string(next.size()));
+  }
+  // Newest first, so that a test can tell this order from that of the ids.
+  std::vector<std::pair<std::uint64_t, RuleCounters>> GetRules() override {
+    std::vector<std::pair<std::uint64_t, RuleCounters>> list;
+    for (auto rule = rules.rbegin(); rule != rules.rend(); ++rule) {
+      list.push_back({rule->id, {rule->id * 10, rule->id * 100}});
+    }
+    return list;
+  }
+  Result<std::vector<RangeResult>> ReturnTokens(std::uint64_t,
+                                                std::span<const TokenRange> ranges) override {
+    std::vector<RangeResult> results;
+    for (const TokenRange& range : ranges) {
+      returned.push_back({range.first_token, range.count});
+      results.push_back({.released = range.count, .refusals = {}});
+    }
+    return results;
+  }
+
+  // -- what a worker would do ---------------------------------------------------------------
+  void Publish(std::uint64_t rx_socket, const Descriptor& descriptor) {
+    DescriptorRing& ring = *sockets.at(rx_socket).descriptors;
+    const std::uint32_t tail = ring.tail.load();
+    ring.descriptors()[tail & (ring.entries - 1)] = descriptor;
+    ring.tail.store(tail + 1);
+  }
+  void MapSlot(std::uint64_t rx_socket, std::uint8_t slot, std::uint64_t binding) {
+    Descriptor descriptor = {};
+    descriptor.kind = DescriptorKind::kSlotMapped;
+    descriptor.slot = slot;
+    descriptor.binding = binding;
+    Publish(rx_socket, descriptor);
+  }
+  // Puts `payload` at `offset` of the page that the token names in `binding`.
+  void Lend(std::uint64_t rx_socket, std::uint64_t binding, std::uint32_t token,
+            std::uint16_t offset, std::string_view payload, std::uint8_t flags = 0) {
+    Buffer& buffer = buffers.at(binding);
+    const auto page = static_cast<std::size_t>(PageToken::FromWire(token).page());
+    std::memcpy(buffer.data + page * buffer.options.page_bytes + offset, payload.data(),
+                payload.size());
+    Descriptor descriptor = {};
+    descriptor.kind = DescriptorKind::kFragment;
+    descriptor.flags = flags;
+    descriptor.token = token;
+    descriptor.offset = offset;
+    descriptor.length = static_cast<std::uint16_t>(payload.size());
+    Publish(rx_socket, descriptor);
+  }
+  // Tokens in the return ring; they are taken out.
+  std::vector<std::uint32_t> DrainReturns(std::uint64_t rx_socket) {
+    Socket& socket = sockets.at(rx_socket);
+    std::vector<std::uint32_t> tokens;
+    std::uint32_t head = socket.descriptors->return_head.load();
+    const std::uint32_t tail = socket.returns->tail.load();
+    for (; head != tail; head++) {
+      tokens.push_back(socket.returns->tokens()[head & (socket.options.ring_entries - 1)].load());
+    }
+    socket.descriptors->return_head.store(head);
+    return tokens;
+  }
+
+  std::map<std::uint64_t, Buffer> buffers;
+  std::map<std::uint64_t, Socket> sockets;
+  std::vector<FlowRule> rules;
+  std::set<std::uint64_t> drained;  // bindings whose pages are all back
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> returned;
+  std::vector<std::string> calls;  // that took something away, in order
+
+ private:
+  std::vector<PortOptions> ports_;
+  std::uint64_t next_id_ = 1;
+};
+
+}  // namespace rxtoken
