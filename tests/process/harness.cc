@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/process/harness.h"
+
+#include <fcntl.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+namespace rxtoken::test {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+bool WaitUntil(const std::function<bool()>& condition, milliseconds timeout) {
+  const auto deadline = steady_clock::now() + timeout;
+  while (!condition()) {
+    if (steady_clock::now() >= deadline) return false;
+    poll(nullptr, 0, 1);  // leaves the processor to those that we wait for
+  }
+  return true;
+}
+
+namespace {
+
+std::string ReadFile(const std::filesystem::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+// Unwraps what a daemon answered.
+template <typename Stub, typename Request, typename Response>
+Response Call(Stub& stub,
+              grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+              const Request& request) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kDeadline);
+  Response response;
+  const grpc::Status status = (stub.*method)(&context, request, &response);
+  EXPECT_TRUE(status.ok()) << status.error_code() << ": " << status.error_message() << " for "
+                           << request.ShortDebugString();
+  return response;
+}
+
+}  // namespace
+
+TempDir::TempDir() {
+  std::string pattern = (std::filesystem::temp_directory_path() / "rxtoken-test-XXXXXX").string();
+  if (mkdtemp(pattern.data()) == nullptr) {
+    std::perror(pattern.c_str());
+    std::abort();
+  }
+  path_ = pattern;
+}
+
+TempDir::~TempDir() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+Process::Process(const std::vector<std::string>& argv) {
+  std::vector<char*> words;
+  for (const std::string& word : argv) words.push_back(const_cast<char*>(word.c_str()));
+  words.push_back(nullptr);
+  const std::string out = directory_.path() / "out";
+  const std::string err = directory_.path() / "err";
+  int input[2];
+  if (pipe2(input, O_CLOEXEC) != 0) {
+    ADD_FAILURE() << "pipe2: " << std::strerror(errno);
+    return;
+  }
+
+  const pid_t parent = getpid();
+  pid_ = fork();
+  if (pid_ == 0) {
+    // Only async-signal-safe calls from here to exec.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(126);
+    dup2(input[0], STDIN_FILENO);
+    dup2(open(out.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600), STDOUT_FILENO);
+    dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600), STDERR_FILENO);
+    execvp(words[0], words.data());
+    _exit(127);
+  }
+  close(input[0]);
+  input_ = input[1];
+}
+
+Process::~Process() {
+  if (Running()) {
+    Signal(SIGKILL);
+    Wait();
+  }
+  if (input_ >= 0) close(input_);
+  // A failed test is read from what its processes said.
+  if (testing::Test::HasFailure() && !Errors().empty()) {
+    std::fprintf(stderr, "-- standard error of process %d:\n%s--\n", pid_, Errors().c_str());
+  }
+}
+
+std::string Process::Output() const { return ReadFile(directory_.path() / "out"); }
+std::string Process::Errors() const { return ReadFile(directory_.path() / "err"); }
+
+std::string Process::WaitForLine(std::string_view prefix) {
+  std::string found;
+  WaitUntil([&] {
+    const bool running = Running();  // before reading: its last words count
+    std::istringstream lines(Output());
+    for (std::string line; std::getline(lines, line);) {
+      // A line without end is not complete yet.
+      if (!lines.eof() && line.starts_with(prefix)) {
+        found = line;
+        return true;
+      }
+    }
+    return !running;
+  });
+  return found;
+}
+
+void Process::Tell(std::string_view line) {
+  const std::string text = std::string(line) + "\n";
+  EXPECT_EQ(write(input_, text.data(), text.size()), static_cast<ssize_t>(text.size()));
+}
+
+void Process::Signal(int signal) {
+  if (Running()) kill(pid_, signal);
+}
+
+bool Process::Running() { return pid_ > 0 && !Wait(milliseconds(0)).has_value(); }
+
+std::optional<int> Process::Wait(milliseconds timeout) {
+  WaitUntil(
+      [&] {
+        int status = 0;
+        if (!status_ && pid_ > 0 && waitpid(pid_, &status, WNOHANG) == pid_) {
+          status_ = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+        }
+        return status_.has_value();
+      },
+      timeout);
+  return status_;
+}
+
+int RunProgram(const std::vector<std::string>& argv, std::string* output, std::string* errors) {
+  Process process(argv);
+  const int status = process.Wait().value_or(-1);
+  if (output != nullptr) *output = process.Output();
+  if (errors != nullptr) *errors = process.Errors();
+  return status;
+}
+
+Daemon::Daemon(const std::vector<std::string>& arguments) {
+  std::vector<std::string> argv = {RXTOKEND, "--run-dir", run_dir_.path()};
+  argv.insert(argv.end(), arguments.begin(), arguments.end());
+  process_ = std::make_unique<Process>(argv);
+
+  const auto channel = grpc::CreateChannel("unix:" + (run_dir_.path() / "api.sock").string(),
+                                           grpc::InsecureChannelCredentials());
+  ports_ = v1::Ports::NewStub(channel);
+  bindings_ = v1::Bindings::NewStub(channel);
+  rx_sockets_ = v1::RxSockets::NewStub(channel);
+  flows_ = v1::Flows::NewStub(channel);
+  tokens_ = v1::Tokens::NewStub(channel);
+
+  WaitUntil([&] {
+    if (!process_->Running()) return true;
+    if (!std::filesystem::exists(run_dir_.path() / "api.sock")) return false;
+    grpc::ClientContext context;
+    v1::ListPortsResponse response;
+    return ports_->ListPorts(&context, v1::ListPortsRequest(), &response).ok();
+  });
+}
+
+Daemon::~Daemon() {
+  if (process_->Running()) Stop();
+}
+
+std::optional<int> Daemon::Stop() {
+  process_->Signal(SIGTERM);
+  return process_->Wait();
+}
+
+v1::Port Daemon::GetPort(const std::string& name) {
+  v1::GetPortRequest request;
+  request.set_name(name);
+  return Call(*ports_, &v1::Ports::Stub::GetPort, request);
+}
+
+v1::Binding Daemon::GetBinding(const std::string& name) {
+  v1::GetBindingRequest request;
+  request.set_name(name);
+  return Call(*bindings_, &v1::Bindings::Stub::GetBinding, request);
+}
+
+v1::RxSocket Daemon::GetRxSocket(const std::string& name, bool audit) {
+  v1::GetRxSocketRequest request;
+  request.set_name(name);
+  request.set_audit(audit);
+  return Call(*rx_sockets_, &v1::RxSockets::Stub::GetRxSocket, request);
+}
+
+v1::Binding Daemon::Bind(const std::string& name, const std::string& port, std::uint64_t pages,
+                         std::uint32_t page_bytes, std::uint32_t queues) {
+  v1::BindRequest request;
+  request.set_name(name);
+  request.set_buffer_bytes(pages * page_bytes);
+  request.set_page_bytes(page_bytes);
+  request.set_memory(v1::MEMORY_PLAIN);
+  for (std::uint32_t queue = 0; queue < queues; queue++) {
+    v1::QueueId& id = *request.add_queues();
+    id.set_port(port);
+    id.set_queue(queue);
+  }
+  return Call(*bindings_, &v1::Bindings::Stub::Bind, request);
+}
+
+v1::OpenRxSocketResponse Daemon::OpenRxSocket(const std::string& name, const std::string& session) {
+  v1::OpenRxSocketRequest request;
+  request.set_name(name);
+  request.set_session(session);
+  return Call(*rx_sockets_, &v1::RxSockets::Stub::OpenRxSocket, request);
+}
+
+v1::Flow Daemon::AddFlow(const std::string& rx_socket, const v1::Match& match,
+                         const std::string& session) {
+  v1::AddFlowRequest request;
+  request.set_rx_socket(rx_socket);
+  *request.mutable_match() = match;
+  request.set_session(session);
+  return Call(*flows_, &v1::Flows::Stub::AddFlow, request);
+}
+
+NetworkNamespace::NetworkNamespace() {
+  const int previous = open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC);
+  if (previous >= 0 && unshare(CLONE_NEWNET) == 0) {
+    previous_ = previous;
+  } else if (previous >= 0) {
+    close(previous);
+  }
+}
+
+NetworkNamespace::~NetworkNamespace() {
+  if (previous_ < 0) return;
+  setns(previous_, CLONE_NEWNET);
+  close(previous_);
+}
+
+void Ip(const std::string& arguments) {
+  std::vector<std::string> argv = {"ip"};
+  std::istringstream words(arguments);
+  for (std::string word; words >> word;) argv.push_back(word);
+  std::string errors;
+  EXPECT_EQ(RunProgram(argv, nullptr, &errors), 0) << "ip " << arguments << ": " << errors;
+}
+
+}  // namespace rxtoken::test

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// harness.h - real processes for the process tests: the daemon, its clients, and a network
+// that belongs to the test alone.
+//
+// Everything that is started or created here ends with the object that stands for it, and
+// with the test's process if that crashes.
+//
+// Thread-safety: none; one thread uses an object.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rxtoken/v1/binding.grpc.pb.h"
+#include "rxtoken/v1/flow.grpc.pb.h"
+#include "rxtoken/v1/port.grpc.pb.h"
+#include "rxtoken/v1/rx_socket.grpc.pb.h"
+#include "rxtoken/v1/token.grpc.pb.h"
+
+namespace rxtoken::test {
+
+// For everything that must happen; only a test that fails waits so long.
+inline constexpr std::chrono::seconds kDeadline{60};
+
+// True as soon as `condition` is; false if it is not before the timeout.
+bool WaitUntil(const std::function<bool()>& condition,
+               std::chrono::milliseconds timeout = kDeadline);
+
+// A directory that goes, with what is in it, when the object does.
+class TempDir {
+ public:
+  TempDir();
+  ~TempDir();
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+
+  const std::filesystem::path& path() const noexcept { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// A child process. Its output goes to files, so that it never waits for a reader.
+class Process {
+ public:
+  // Runs argv[0], found in PATH if it has no slash.
+  explicit Process(const std::vector<std::string>& argv);
+  // Kills it if it still runs.
+  ~Process();
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  pid_t pid() const noexcept { return pid_; }
+  // What it wrote so far.
+  std::string Output() const;
+  std::string Errors() const;
+  // Waits for a line on standard output that starts like this, and answers all of it; an
+  // empty string if the process ended, or the deadline passed, without one.
+  std::string WaitForLine(std::string_view prefix);
+
+  // A line for its standard input.
+  void Tell(std::string_view line);
+  void Signal(int signal);
+  bool Running();
+  // Waits for its end. Exit code, or minus the number of the signal that ended it; nothing if
+  // it runs on.
+  std::optional<int> Wait(std::chrono::milliseconds timeout = kDeadline);
+
+ private:
+  TempDir directory_;
+  pid_t pid_ = -1;
+  int input_ = -1;
+  std::optional<int> status_;
+};
+
+// Runs a program to its end; its exit code. Its output goes to `output` if that is not null.
+int RunProgram(const std::vector<std::string>& argv, std::string* output = nullptr,
+               std::string* errors = nullptr);
+
+// rxtokend, with a run directory of its own.
+class Daemon {
+ public:
+  // Waits until the daemon serves, or ends: look at process().Running() if it may refuse.
+  explicit Daemon(const std::vector<std::string>& arguments);
+  ~Daemon();
+
+  Process& process() noexcept { return *process_; }
+  const std::filesystem::path& run_dir() const noexcept { return run_dir_.path(); }
+
+  // SIGTERM; its exit status.
+  std::optional<int> Stop();
+
+  v1::Ports::Stub& ports() noexcept { return *ports_; }
+  v1::Bindings::Stub& bindings() noexcept { return *bindings_; }
+  v1::RxSockets::Stub& rx_sockets() noexcept { return *rx_sockets_; }
+  v1::Flows::Stub& flows() noexcept { return *flows_; }
+  v1::Tokens::Stub& tokens() noexcept { return *tokens_; }
+
+  // What every test asks for. They fail the test, and answer an empty message, if the daemon
+  // does not answer OK.
+  v1::Port GetPort(const std::string& name);
+  v1::Binding GetBinding(const std::string& name);
+  v1::RxSocket GetRxSocket(const std::string& name, bool audit = false);
+  v1::Binding Bind(const std::string& name, const std::string& port, std::uint64_t pages,
+                   std::uint32_t page_bytes = 4096, std::uint32_t queues = 1);
+  v1::OpenRxSocketResponse OpenRxSocket(const std::string& name, const std::string& session = "");
+  v1::Flow AddFlow(const std::string& rx_socket, const v1::Match& match,
+                   const std::string& session = "");
+
+ private:
+  TempDir run_dir_;
+  std::unique_ptr<Process> process_;
+  std::unique_ptr<v1::Ports::Stub> ports_;
+  std::unique_ptr<v1::Bindings::Stub> bindings_;
+  std::unique_ptr<v1::RxSockets::Stub> rx_sockets_;
+  std::unique_ptr<v1::Flows::Stub> flows_;
+  std::unique_ptr<v1::Tokens::Stub> tokens_;
+};
+
+// Moves the calling thread, and the processes that it starts, into a network of their own.
+// The kernel removes it with the last of them.
+class NetworkNamespace {
+ public:
+  // Check ok() first: without root there is none.
+  NetworkNamespace();
+  ~NetworkNamespace();
+  NetworkNamespace(const NetworkNamespace&) = delete;
+  NetworkNamespace& operator=(const NetworkNamespace&) = delete;
+
+  bool ok() const noexcept { return previous_ >= 0; }
+
+ private:
+  int previous_ = -1;
+};
+
+// Runs "ip <arguments>", words separated by spaces. Fails the test if ip does.
+void Ip(const std::string& arguments);
+
+}  // namespace rxtoken::test

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// test_client.cc - an application on the SDK that checks every byte of a stream.
+//
+// Opens a rx socket, adds one flow rule, prints "ready", and receives --count messages, which
+// must be datagrams 0 .. count - 1 of the stream (stream.h), in order and complete. Each
+// payload must lie in a read-only mapping of a buffer, at the place that its token names.
+// Then it prints "done messages=<n> fragments=<n> bytes=<n> errors=<n>" and waits for the end
+// of its standard input.
+//
+// With --hold N it gives messages back only while it holds more than N, the newest and the
+// oldest in turn. With --keep it gives nothing back before the end of its input. With
+// --discard it receives for ever and checks nothing.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "rxtoken/rxtoken.h"
+#include "tests/process/stream.h"
+
+namespace rxtoken::test {
+namespace {
+
+struct Options {
+  std::string run_dir;
+  std::string name = "rx";
+  Match match;
+  int vlan = -1;
+  std::uint16_t destination_port = 0;
+  std::uint32_t ring_entries = kDefaultRingEntries;
+  std::uint32_t page_bytes = kDefaultPageBytes;
+  std::string source;  // address that every message must have
+  Stream stream;
+  std::uint64_t count = 0;
+  std::size_t hold = 0;
+  bool keep = false;
+  bool discard = false;
+};
+
+// The buffers as the kernel sees them in this process.
+class Mappings {
+ public:
+  // Where the buffer that holds [data, data + bytes) starts; null if that is not all inside
+  // one shared, read-only mapping of a memfd.
+  const std::byte* BufferOf(const std::byte* data, std::size_t bytes) {
+    const std::byte* start = Find(data, bytes);
+    if (start == nullptr) {
+      Load();
+      start = Find(data, bytes);
+    }
+    return start;
+  }
+
+ private:
+  struct Range {
+    const std::byte* start;
+    const std::byte* end;
+  };
+
+  const std::byte* Find(const std::byte* data, std::size_t bytes) const {
+    for (const Range& range : ranges_) {
+      if (data >= range.start && data + bytes <= range.end) return range.start;
+    }
+    return nullptr;
+  }
+
+  void Load() {
+    ranges_.clear();
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+      std::uintptr_t start = 0;
+      std::uintptr_t end = 0;
+      char rights[5] = "";
+      if (std::sscanf(line.c_str(), "%lx-%lx %4s", &start, &end, rights) == 3 &&
+          std::strcmp(rights, "r--s") == 0 && line.find("/memfd:") != std::string::npos) {
+        ranges_.push_back(
+            {reinterpret_cast<const std::byte*>(start), reinterpret_cast<const std::byte*>(end)});
+      }
+    }
+  }
+
+  std::vector<Range> ranges_;
+};
+
+class Checker {
+ public:
+  explicit Checker(const Options& options) : options_(options) {}
+
+  void Check(const Message& message) {
+    const std::vector<std::uint8_t> expected = Datagram(options_.stream, messages_);
+    std::size_t at = 0;
+    for (const Fragment& fragment : message.fragments()) {
+      const std::span<const std::byte> payload = fragment.payload();
+      if (at + payload.size() > expected.size() ||
+          std::memcmp(payload.data(), expected.data() + at, payload.size()) != 0) {
+        Complain("bytes differ");
+      }
+      at += payload.size();
+      const std::byte* buffer = mappings_.BufferOf(payload.data(), payload.size());
+      if (buffer == nullptr) {
+        Complain("payload is in no buffer");
+      } else if (payload.data() - buffer !=
+                 static_cast<std::ptrdiff_t>(fragment.token().token.page()) *
+                         static_cast<std::ptrdiff_t>(options_.page_bytes) +
+                     fragment.offset()) {
+        Complain("payload is not where its token says");
+      }
+    }
+    if (at != expected.size()) Complain("size differs");
+    if (message.copied()) Complain("the daemon copied it");
+    if (!options_.source.empty() && !message.source().ToString().starts_with(options_.source)) {
+      Complain("source address is " + message.source().ToString());
+    }
+    messages_++;
+    fragments_ += message.fragments().size();
+    bytes_ += at;
+  }
+
+  std::uint64_t messages() const noexcept { return messages_; }
+
+  void Print() const {
+    std::printf("done messages=%lu fragments=%lu bytes=%lu errors=%lu\n", messages_, fragments_,
+                bytes_, errors_);
+    std::fflush(stdout);
+  }
+
+ private:
+  void Complain(const std::string& what) {
+    if (++errors_ <= 20) {
+      std::fprintf(stderr, "message %lu: %s\n", messages_, what.c_str());
+    }
+  }
+
+  const Options& options_;
+  Mappings mappings_;
+  std::uint64_t messages_ = 0;
+  std::uint64_t fragments_ = 0;
+  std::uint64_t bytes_ = 0;
+  std::uint64_t errors_ = 0;
+};
+
+void Run(const Options& options) {
+  Client client = OrDie(Client::Connect({.run_dir = options.run_dir}));
+  RxSocket rx_socket =
+      OrDie(client.OpenRxSocket({.name = options.name, .ring_entries = options.ring_entries}));
+  OrDie(client.AddFlow(options.match, rx_socket));
+  std::puts("ready");
+  std::fflush(stdout);
+
+  Checker checker(options);
+  std::vector<Message> batch(64);
+  std::vector<Message> held;
+  bool newest = false;
+  while (options.discard || checker.messages() < options.count) {
+    for (Message& message : OrDie(rx_socket.Receive(batch, kForever))) {
+      if (!options.discard) checker.Check(message);
+      held.push_back(std::move(message));
+      if (options.keep || held.size() <= options.hold) continue;
+      // Out of order: now the newest, now the oldest.
+      if (newest = !newest; newest) {
+        held.pop_back();
+      } else {
+        held.erase(held.begin());
+      }
+    }
+    rx_socket.Flush();
+  }
+  if (!options.keep) {
+    held.clear();
+    rx_socket.Flush();
+  }
+  checker.Print();
+  while (std::cin.get() != EOF) {
+  }
+}
+
+}  // namespace
+}  // namespace rxtoken::test
+
+int main(int argc, char** argv) {
+  rxtoken::test::Options options;
+  CLI::App app("Receives a stream and checks every byte.");
+  app.add_option("--run-dir", options.run_dir)->required();
+  app.add_option("--name", options.name);
+  app.add_option("--port", options.match.port);
+  app.add_option("--vlan", options.vlan);
+  app.add_option("--udp-port", options.destination_port);
+  app.add_option("--ring-entries", options.ring_entries);
+  app.add_option("--page-bytes", options.page_bytes);
+  app.add_option("--source", options.source);
+  app.add_option("--seed", options.stream.seed);
+  app.add_option("--min-bytes", options.stream.min_bytes);
+  app.add_option("--max-bytes", options.stream.max_bytes);
+  app.add_option("--count", options.count);
+  app.add_option("--hold", options.hold);
+  app.add_flag("--keep", options.keep);
+  app.add_flag("--discard", options.discard);
+  CLI11_PARSE(app, argc, argv);
+  if (options.vlan >= 0) options.match.vlan = static_cast<std::uint16_t>(options.vlan);
+  if (options.destination_port != 0) {
+    options.match.protocol = rxtoken::kUdp;
+    options.match.destination_port = options.destination_port;
+  }
+  rxtoken::test::Run(options);
+  return 0;
+}

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+// traffic_test.cc - real packets through every kind of port that a test machine has, into a
+// separate process that checks every byte of them where they lie in the buffer.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/process/harness.h"
+#include "tests/process/stream.h"
+
+namespace rxtoken::test {
+namespace {
+
+constexpr std::uint64_t kDatagrams = 100'000;
+// What the client may hold, and what may be on the way, before the sender waits: less than the
+// 500 frames that a tap device or an af_packet ring takes.
+constexpr std::uint64_t kHold = 100;
+constexpr std::uint64_t kWindow = 350;
+constexpr std::uint16_t kUdpPort = 5000;
+
+struct Setup {
+  std::string device;
+  std::uint32_t page_bytes = 4096;
+  Stream stream = {};
+  std::uint64_t fragments_per_message = 1;  // at most
+  std::string source = "198.18.0.1";
+  std::vector<std::string> client_arguments = {};
+};
+
+// A daemon with one port, and a client that receives and checks the stream.
+class Traffic {
+ public:
+  explicit Traffic(const Setup& setup)
+      : daemon({"--port", "p0=" + setup.device}),
+        fragments_per_message_(setup.fragments_per_message) {
+    if (!daemon.process().Running()) return;
+    std::vector<std::string> argv = {RXTOKEN_TEST_CLIENT,
+                                     "--run-dir",
+                                     daemon.run_dir(),
+                                     "--port",
+                                     "p0",
+                                     "--udp-port",
+                                     std::to_string(kUdpPort),
+                                     "--page-bytes",
+                                     std::to_string(setup.page_bytes),
+                                     "--source",
+                                     setup.source,
+                                     "--seed",
+                                     std::to_string(setup.stream.seed),
+                                     "--min-bytes",
+                                     std::to_string(setup.stream.min_bytes),
+                                     "--max-bytes",
+                                     std::to_string(setup.stream.max_bytes),
+                                     "--count",
+                                     std::to_string(kDatagrams),
+                                     "--hold",
+                                     std::to_string(kHold)};
+    argv.insert(argv.end(), setup.client_arguments.begin(), setup.client_arguments.end());
+    client = std::make_unique<Process>(argv);
+    if (client->WaitForLine("ready").empty()) return;
+    daemon.Bind("b0", "p0", kPages, setup.page_bytes);
+    ready = !testing::Test::HasFailure();
+  }
+
+  // How many messages the client is done with, or may go on holding.
+  std::uint64_t Progress() {
+    const v1::RxSocketStatistics now = daemon.GetRxSocket("rx").statistics();
+    return now.messages() - now.outstanding() / fragments_per_message_ + kHold;
+  }
+
+  // Every datagram came once, in order, complete and in place; everything is back.
+  void ExpectAllReceived() {
+    const std::string done = client->WaitForLine("done");
+    EXPECT_EQ(done.substr(0, done.find(" fragments")),
+              "done messages=" + std::to_string(kDatagrams));
+    EXPECT_EQ(done.substr(done.rfind(' ') + 1), "errors=0") << done;
+    EXPECT_TRUE(WaitUntil([&] { return statistics().outstanding() == 0; }));
+    const v1::RxSocketStatistics end = statistics();
+    EXPECT_EQ(end.messages(), kDatagrams);
+    EXPECT_EQ(end.lent(), end.returned());
+    EXPECT_TRUE(end.drops().empty()) << end.ShortDebugString();
+    EXPECT_TRUE(end.refusals().empty()) << end.ShortDebugString();
+    EXPECT_EQ(end.copied_messages(), 0u);
+  }
+
+  v1::RxSocketStatistics statistics() {
+    return daemon.GetRxSocket("rx", /*audit=*/true).statistics();
+  }
+
+  static constexpr std::uint64_t kPages = 4096;
+  Daemon daemon;
+  std::unique_ptr<Process> client;
+  bool ready = false;
+
+ private:
+  const std::uint64_t fragments_per_message_;
+};
+
+// Interfaces va, which the kernel sends from, and vb, which the daemon receives from. Nobody
+// answers on vb, so that the neighbours are written down.
+void MakeVethPair() {
+  Ip("link set lo up");
+  Ip("link add va type veth peer name vb");
+  Ip("link set va up");
+  Ip("link set vb up");
+  Ip("addr add 198.18.0.1/24 dev va");
+  Ip("neigh add 198.18.0.2 dev va lladdr 02:00:00:00:00:02");
+}
+
+constexpr char kAfPacket[] = "net_af_packet0,iface=vb";
+
+TEST(Traffic, Ipv4FromAKernelSocketThroughVeth) {
+  const NetworkNamespace network;
+  if (!network.ok()) GTEST_SKIP() << "a network namespace needs root";
+  MakeVethPair();
+
+  Traffic traffic({.device = kAfPacket});
+  ASSERT_TRUE(traffic.ready);
+  EXPECT_TRUE(
+      SendUdp("198.18.0.2", kUdpPort, {}, kDatagrams, kWindow, [&] { return traffic.Progress(); }));
+
+  traffic.ExpectAllReceived();
+  EXPECT_EQ(traffic.daemon.GetBinding("b0").pages_free(), Traffic::kPages);
+}
+
+TEST(Traffic, Ipv6FromAKernelSocketThroughVeth) {
+  const NetworkNamespace network;
+  if (!network.ok()) GTEST_SKIP() << "a network namespace needs root";
+  MakeVethPair();
+  Ip("addr add 2001:db8::1/64 dev va nodad");
+  Ip("neigh add 2001:db8::2 dev va lladdr 02:00:00:00:00:02");
+
+  // Up to what an MTU of 1500 leaves.
+  const Stream stream = {.max_bytes = 1452};
+  Traffic traffic({.device = kAfPacket, .stream = stream, .source = "[2001:db8::1]"});
+  ASSERT_TRUE(traffic.ready);
+  EXPECT_TRUE(SendUdp("2001:db8::2", kUdpPort, stream, kDatagrams, kWindow,
+                      [&] { return traffic.Progress(); }));
+
+  traffic.ExpectAllReceived();
+  EXPECT_EQ(traffic.daemon.GetBinding("b0").pages_free(), Traffic::kPages);
+}
+
+TEST(Traffic, VlanTaggedFromAKernelSocketThroughVeth) {
+  const NetworkNamespace network;
+  if (!network.ok()) GTEST_SKIP() << "a network namespace needs root";
+  MakeVethPair();
+  Ip("link add link va name va.7 type vlan id 7");
+  Ip("link set va.7 up");
+  Ip("addr add 198.18.7.1/24 dev va.7");
+  Ip("neigh add 198.18.7.2 dev va.7 lladdr 02:00:00:00:00:02");
+
+  Traffic traffic(
+      {.device = kAfPacket, .source = "198.18.7.1", .client_arguments = {"--vlan", "7"}});
+  ASSERT_TRUE(traffic.ready);
+  EXPECT_TRUE(
+      SendUdp("198.18.7.2", kUdpPort, {}, kDatagrams, kWindow, [&] { return traffic.Progress(); }));
+
+  traffic.ExpectAllReceived();
+  EXPECT_EQ(traffic.daemon.GetBinding("b0").pages_free(), Traffic::kPages);
+}
+
+TEST(Traffic, FromAKernelSocketThroughTap) {
+  const NetworkNamespace network;
+  if (!network.ok()) GTEST_SKIP() << "a network namespace needs root";
+  if (access("/dev/net/tun", R_OK | W_OK) != 0) GTEST_SKIP() << "there is no /dev/net/tun";
+
+  Traffic traffic({.device = "net_tap0,iface=tap0"});
+  ASSERT_TRUE(traffic.ready);
+  Ip("link set tap0 up");
+  Ip("addr add 198.18.0.1/24 dev tap0");
+  Ip("neigh add 198.18.0.2 dev tap0 lladdr 02:00:00:00:00:02");
+  EXPECT_TRUE(
+      SendUdp("198.18.0.2", kUdpPort, {}, kDatagrams, kWindow, [&] { return traffic.Progress(); }));
+
+  traffic.ExpectAllReceived();
+  // The driver keeps pages posted.
+  EXPECT_GE(
+      traffic.daemon.GetBinding("b0").pages_free() + traffic.daemon.GetPort("p0").ring_entries(),
+      Traffic::kPages);
+}
+
+TEST(Traffic, JumboFramesOfSeveralFragmentsThroughMemif) {
+  const TempDir directory;
+  const std::string socket = directory.path() / "memif.sock";
+  // memif's own buffers are of 2 KiB, and so is each fragment.
+  const Stream stream = {.min_bytes = 0, .max_bytes = 8900};
+  Traffic traffic(
+      {.device = "net_memif0,role=server,socket-abstract=no,socket=" + socket, .stream = stream});
+  ASSERT_TRUE(traffic.ready);
+  Process sender({RXTOKEN_MEMIF_SENDER, socket, std::to_string(stream.seed),
+                  std::to_string(stream.min_bytes), std::to_string(stream.max_bytes)});
+  ASSERT_FALSE(sender.WaitForLine("connected").empty());
+
+  // As for the kernel sender: never too far ahead of the receiver.
+  for (std::uint64_t sent = 0; sent < kDatagrams;) {
+    const std::uint64_t lot = std::min<std::uint64_t>(64, kDatagrams - sent);
+    ASSERT_TRUE(WaitUntil([&] { return traffic.Progress() + kWindow >= sent + lot; }));
+    sender.Tell(std::to_string(kUdpPort) + " " + std::to_string(lot));
+    sent += lot;
+  }
+
+  traffic.ExpectAllReceived();
+  const v1::RxSocketStatistics statistics = traffic.statistics();
+  EXPECT_GT(statistics.lent(), 2 * statistics.messages()) << "jumbo frames in several fragments";
+  EXPECT_EQ(traffic.daemon.GetBinding("b0").pages_free(), Traffic::kPages);
+}
+
+// A capture file that is written while the driver reads it: a pipe. net_pcap plays a file
+// from the moment when its port is opened; so there is nothing of interest in it before the
+// client is there, but always a frame for somebody else, as the driver blocks without one.
+class CapturePipe {
+ public:
+  explicit CapturePipe(const std::filesystem::path& path) {
+    EXPECT_EQ(mkfifo(path.c_str(), 0600), 0);
+    fd_ = open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);
+    EXPECT_TRUE(Write(PcapHeader()));
+    filler_ = std::jthread([this](const std::stop_token& stop) {
+      const std::vector<std::uint8_t> frame = UdpFrame({.destination_port = kUdpPort + 1}, {});
+      WaitUntil(
+          [&] {
+            int unread = 0;
+            ioctl(fd_, FIONREAD, &unread);
+            if (unread == 0) {
+              EXPECT_TRUE(Write(PcapRecord(frame)));
+            }
+            return stop.stop_requested();
+          },
+          std::chrono::hours(1));
+    });
+  }
+  ~CapturePipe() {
+    filler_ = {};
+    close(fd_);
+  }
+
+  // Thread-safety: any thread; what is at most PIPE_BUF bytes is written in one piece.
+  bool Write(const std::vector<std::uint8_t>& bytes) {
+    return WaitUntil([&] {
+      return write(fd_, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size());
+    });
+  }
+
+ private:
+  int fd_ = -1;
+  std::jthread filler_;
+};
+
+TEST(Traffic, FromACaptureFile) {
+  const TempDir directory;
+  const std::filesystem::path path = directory.path() / "capture.pcap";
+  CapturePipe capture(path);
+  Traffic traffic({.device = "net_pcap0,rx_pcap=" + path.string()});
+  ASSERT_TRUE(traffic.ready);
+
+  for (std::uint64_t i = 0; i < kDatagrams; i++) {
+    if (i % 64 == 0) {
+      ASSERT_TRUE(WaitUntil([&] { return traffic.Progress() + kWindow >= i + 64; }));
+    }
+    ASSERT_TRUE(capture.Write(PcapRecord(UdpFrame({}, Datagram({}, i)))));
+  }
+
+  traffic.ExpectAllReceived();
+  EXPECT_EQ(traffic.daemon.GetBinding("b0").pages_free(), Traffic::kPages);
+}
+
+}  // namespace
+}  // namespace rxtoken::test
