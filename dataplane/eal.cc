@@ -52,9 +52,11 @@ int FirstCpu(const cpu_set_t& cpus) {
   return cpu;
 }
 
-bool AllowsDevices(const std::vector<std::string>& args) {
+// The user says which devices are probed at start.
+bool ChoosesDevices(const std::vector<std::string>& args) {
   return std::any_of(args.begin(), args.end(), [](std::string_view arg) {
-    return arg.starts_with("-a") || arg.starts_with("--allow");
+    return arg.starts_with("-a") || arg.starts_with("--allow") || arg.starts_with("-b") ||
+           arg.starts_with("--block");
   });
 }
 
@@ -66,10 +68,10 @@ std::vector<std::string> Arguments(const DataplaneOptions& options, int main_cpu
   if (options.hugepages) {
     args.insert(args.end(), {"--in-memory", "--iova-mode=va"});
     // An address that no device has: nothing is probed until a port asks for it.
-    if (!AllowsDevices(options.eal_args)) args.insert(args.end(), {"-a", "0000:00:00.0"});
+    if (!ChoosesDevices(options.eal_args)) args.insert(args.end(), {"-a", "0000:00:00.0"});
   } else {
     args.insert(args.end(), {"--no-huge", "-m", std::to_string(options.memory_mib), "--no-shconf"});
-    if (!AllowsDevices(options.eal_args)) args.push_back("--no-pci");
+    if (!ChoosesDevices(options.eal_args)) args.push_back("--no-pci");
   }
   args.insert(args.end(), options.eal_args.begin(), options.eal_args.end());
   return args;
@@ -102,13 +104,13 @@ Status StartEal(const DataplaneOptions& options) {
   sched_setaffinity(0, sizeof affinity, &affinity);  // DPDK has pinned this thread
   if (result >= 0) return {};
 
-  std::string command;
-  for (std::size_t i = 1; i < args.size(); ++i) command += " " + args[i];
-  std::string message = "DPDK does not start with" + command + " (" + rte_strerror(error) + ")";
-  if (options.hugepages) {
-    message += "; reserve huge pages (sysctl vm.nr_hugepages=512) or start without them";
+  std::string message = "DPDK does not start with";
+  for (std::size_t i = 1; i < args.size(); ++i) message += " " + args[i];
+  message += " (" + std::string(rte_strerror(error)) + ")" + log.Take();
+  if (message.find("hugepage") != std::string::npos) {
+    message += " Reserve huge pages (sysctl vm.nr_hugepages=512), or start without them.";
   }
-  return {Code::kFailedPrecondition, message + log.Take()};
+  return {Code::kFailedPrecondition, message};
 }
 
 void StopEal() { rte_eal_cleanup(); }

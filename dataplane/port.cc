@@ -2,6 +2,7 @@
 #include "dataplane/port.h"
 
 #include <linux/capability.h>
+#include <net/if.h>
 #include <rte_bus.h>
 #include <rte_dev.h>
 #include <rte_devargs.h>
@@ -68,7 +69,6 @@ class Device {
         arguments_(name_.size() < text.size() ? text.substr(name_.size() + 1) : "") {}
 
   const std::string& name() const { return name_; }
-  const std::string& arguments() const { return arguments_; }
   bool Is(std::string_view driver) const { return name_.starts_with(driver); }
 
   // The value of "key=value" among the arguments.
@@ -111,6 +111,16 @@ std::uint64_t RequiredRoom(const Device& device, const std::string& driver,
   return RTE_PKTMBUF_HEADROOM + bytes;
 }
 
+// The kernel's network interface that the device receives from, if it does.
+std::optional<std::string> ExistingInterface(const Device& device) {
+  if (device.Is("net_af_packet")) return device.Get("iface");
+  if (!device.Is("net_pcap")) return std::nullopt;
+  for (const char* key : {"iface", "rx_iface", "rx_iface_in"}) {
+    if (auto interface = device.Get(key)) return interface;
+  }
+  return std::nullopt;
+}
+
 struct Capability {
   unsigned bit;
   std::string_view name;
@@ -131,10 +141,7 @@ Status CheckRights(const std::string& who, const Device& device) {
   std::vector<Capability> needed;
   if (device.Is("net_af_packet")) needed = {kNetRaw, kNetAdmin};
   if (device.Is("net_tap") || device.Is("net_tun")) needed = {kNetAdmin};
-  if (device.Is("net_pcap") &&
-      (device.Get("iface") || device.Get("rx_iface") || device.Get("rx_iface_in"))) {
-    needed = {kNetRaw};
-  }
+  if (device.Is("net_pcap") && ExistingInterface(device)) needed = {kNetRaw};
   const std::uint64_t effective = EffectiveCapabilities();
   std::string missing;
   for (const Capability& capability : needed) {
@@ -226,6 +233,10 @@ Status Port::Probe() {
   }
   if (Status status = CheckUsable(who, device.name()); !status.ok()) return status;
   if (Status status = CheckRights(who, device); !status.ok()) return status;
+  if (auto interface = ExistingInterface(device);
+      interface && if_nametoindex(interface->c_str()) == 0) {
+    return {Code::kNotFound, who + "there is no network interface '" + *interface + "'"};
+  }
   const char* const name = device.name().c_str();
   if (rte_eth_dev_get_port_by_name(name, &id_) == 0) {
     return {Code::kFailedPrecondition, who + "device '" + device.name() +
@@ -278,8 +289,10 @@ Status Port::Configure(std::uint32_t spare_mbufs) {
 
   LogCapture log;
   const auto refused = [&](const char* what, int error) {
-    return Status(Code::kFailedPrecondition, who + "driver " + driver_ + " does not " + what +
-                                                 " (" + std::strerror(-error) + ")" + log.Take());
+    // Many drivers know no other code than -1.
+    const std::string reason = error == -1 ? "" : " (" + std::string(std::strerror(-error)) + ")";
+    return Status(Code::kFailedPrecondition,
+                  who + "driver " + driver_ + " does not " + what + reason + log.Take());
   };
 
   // Receiving only. Some drivers want as many queues to send with, none uses them.

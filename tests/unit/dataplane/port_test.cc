@@ -399,6 +399,14 @@ TEST_F(PortTest, WantsAPageForASlotOfTheKernelsRing) {
   EXPECT_TRUE((*port)->CheckPages("b0", 4096, 3136, 4096, 1).ok());
 }
 
+TEST_F(PortTest, FindsNoInterfaceOfThatName) {
+  const Status status = OpenError(Options("net_af_packet0,iface=nosuch0"));
+  if (status.code() == Code::kPermissionDenied) GTEST_SKIP() << status.message();
+
+  EXPECT_EQ(status.code(), Code::kNotFound);
+  EXPECT_THAT(status.message(), HasSubstr("no network interface 'nosuch0'"));
+}
+
 TEST_F(PortTest, WantsAllQueuesOfTheKernelsFanout) {
   const Status more = OpenError(Options("net_af_packet0,iface=lo", 2));
   if (more.code() == Code::kPermissionDenied) GTEST_SKIP() << more.message();
