@@ -112,23 +112,25 @@ std::size_t Receiver::PollLane(Lane& lane, std::span<Message> out, Status& statu
     for (; used < got; used++) {
       const Descriptor& descriptor = descriptors[used];
       if (descriptor.kind == DescriptorKind::kFragment) {
-        Fragment fragment;
-        if (!Locate(lane, lane_index, descriptor, fragment)) {
-          status = ended_ =
-              Status(Code::kInternal, "rx socket '" + name_ + "': the daemon lent token " +
-                                          std::to_string(descriptor.token) +
-                                          ", which is outside its buffer: open another rx socket");
+        Message& message = out[n];
+        if (!Locate(lane, lane_index, descriptor, message.first_)) {
+          status = ended_ = Status(Code::kInternal,
+                                   "rx socket '" + name_ + "': the daemon lent token " +
+                                       std::to_string(descriptor.token) +
+                                       ", which is outside its buffer: open another rx socket");
           break;
         }
         const bool more = (descriptor.flags & kMoreFragments) != 0;
         if (!more && lane.partial.empty()) [[likely]] {
-          Message& message = out[n++];
-          Fill(message, lane, descriptor);
-          message.first_ = fragment;
-          message.size_ = fragment.length_;
+          Begin(message, lane, descriptor);
+          n++;
         } else {
-          Append(lane, descriptor, fragment);
-          if (!more) FinishPartial(lane, out[n++]);
+          if (lane.partial.empty()) lane.partial_first = descriptor;
+          lane.partial.push_back(message.first_);
+          if (!more) {
+            FinishPartial(message, lane);
+            n++;
+          }
         }
       } else if (descriptor.kind == DescriptorKind::kSlotMapped) {
         status = MapSlot(lane, descriptor);
@@ -172,26 +174,22 @@ bool Receiver::Locate(const Lane& lane, std::uint8_t lane_index, const Descripto
   return true;
 }
 
-// All of a message but its fragments.
-void Receiver::Fill(Message& message, const Lane& lane, const Descriptor& first) noexcept {
+// Precondition: message.first_ is there.
+void Receiver::Begin(Message& message, const Lane& lane, const Descriptor& first) noexcept {
   message.owner_ = this;
   message.count_ = 1;
+  message.size_ = message.first_.length_;
   message.arrival_mono_ns_ = lane.time_high | first.time_low;
   message.flags_ = first.flags;
   message.ip_header_distance_ = first.ip_header_distance;
 }
 
-void Receiver::Append(Lane& lane, const Descriptor& descriptor, const Fragment& fragment) {
-  if (lane.partial.empty()) lane.partial_first = descriptor;
-  lane.partial.push_back(fragment);
-}
-
-void Receiver::FinishPartial(Lane& lane, Message& message) {
-  Fill(message, lane, lane.partial_first);
+void Receiver::FinishPartial(Message& message, Lane& lane) {
+  message.first_ = lane.partial.front();
+  Begin(message, lane, lane.partial_first);
   message.count_ = static_cast<std::uint32_t>(lane.partial.size());
   message.more_ = std::make_unique<Fragment[]>(lane.partial.size());
   std::copy(lane.partial.begin(), lane.partial.end(), message.more_.get());
-  message.first_ = lane.partial.front();
   message.size_ = 0;
   for (const Fragment& fragment : lane.partial) message.size_ += fragment.length_;
   lane.partial.clear();
@@ -248,13 +246,16 @@ void Receiver::Return(std::span<Message> messages) noexcept {
   bool others = false;
   {
     std::lock_guard lock(mutex_);
+    std::uint64_t collected = 0;
     for (Message& message : messages) {
       if (message.owner_ == this) {
         Collect(message);
+        collected++;
       } else if (message.owner_ != nullptr) {
         others = true;
       }
     }
+    forgotten_ += collected;
     SendAll();
   }
   if (!others) return;
@@ -273,6 +274,7 @@ void Receiver::PutAside(Message& message) noexcept {
   {
     std::lock_guard lock(mutex_);
     Lane& lane = Collect(message);
+    forgotten_++;
     if (sleeping_ || lane.unsent.size() - lane.sent >= kLot) Send(lane);
     last = abandoned_ && forgotten_ == delivered_;
   }
@@ -292,15 +294,16 @@ void Receiver::Abandon() noexcept {
 
 Receiver::Lane& Receiver::Collect(Message& message) noexcept {
   Lane& lane = lanes_[message.first_.token_.lane];  // all fragments came over the same one
-  if (!abandoned_) {
+  if (message.count_ == 1) [[likely]] {
+    lane.unsent.push_back(message.first_.token_.token.wire());
+  } else {
     for (const Fragment& fragment : message.fragments()) {
       lane.unsent.push_back(fragment.token_.token.wire());
     }
   }
-  forgotten_++;
   message.owner_ = nullptr;
   message.count_ = 0;
-  message.more_.reset();
+  if (message.more_) [[unlikely]] message.more_.reset();
   return lane;
 }
 

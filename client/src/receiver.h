@@ -94,9 +94,8 @@ class Receiver {
   // False if the descriptor points outside the slot's buffer.
   static bool Locate(const Lane& lane, std::uint8_t lane_index, const Descriptor& descriptor,
                      Fragment& fragment) noexcept;
-  void Fill(Message& message, const Lane& lane, const Descriptor& first) noexcept;
-  void Append(Lane& lane, const Descriptor& descriptor, const Fragment& fragment);
-  void FinishPartial(Lane& lane, Message& message);
+  void Begin(Message& message, const Lane& lane, const Descriptor& first) noexcept;
+  void FinishPartial(Message& message, Lane& lane);
   // Sleeps until the doorbell rings or `deadline`. False if a signal was handled.
   bool Sleep(std::chrono::steady_clock::time_point deadline);
   // Empties the doorbell; at its end of file, sets ended_.
