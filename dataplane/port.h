@@ -53,6 +53,11 @@ class Port {
   // when the page is recycled. Where it is false that would only cost.
   bool writes_payload() const noexcept { return writes_payload_; }
 
+  // The driver (net_memif) forgets the mbufs of a frame when the pool runs dry in the middle of
+  // it, and delivers the rest as a frame of its own. So it must not be polled for more frames
+  // than there are surely mbufs for.
+  bool forgets_unfinished_frames() const noexcept { return driver_ == "net_memif"; }
+
   // Can `queues` queues of this port receive into a pool of `pages` mbufs? `data_room_bytes` is
   // what one mbuf has of its page, headroom included. `binding` is for messages.
   // Errors: kInvalidArgument, with the least that would do

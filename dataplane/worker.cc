@@ -383,19 +383,16 @@ void Worker::Lent(RxLane& lane, std::uint32_t fragments) {
     holding_.push_back(&lane);
   }
   if (lane.lane.unpublished() >= kPublishLot) {
-    Publish(lane);
+    lane.lane.Publish();
     if (lane.lane.counters().lent - lane.lent_at_drain >= kDrainLot) Drain(lane);
   }
   lane.lane.PrefetchRing(fragments);
 }
 
-void Worker::Publish(RxLane& lane) {
-  if (lane.lane.Publish()) [[unlikely]] RingDoorbell(lane);
-}
-
 void Worker::PublishAll() {
   for (RxLane* lane : to_publish_) {
-    if (lane->lane.unpublished() != 0) Publish(*lane);
+    if (lane->lane.unpublished() != 0) lane->lane.Publish();
+    if (lane->lane.WantsDoorbell()) [[unlikely]] RingDoorbell(*lane);
     lane->to_publish = false;
   }
   to_publish_.clear();

@@ -131,7 +131,6 @@ class Worker {
   static void Recycle(rte_mbuf* mbuf);
 
   void Lent(RxLane& lane, std::uint32_t fragments);
-  void Publish(RxLane& lane);
   void PublishAll();
   std::uint32_t Drain(RxLane& lane);
   bool VisitHolding(std::size_t n);

@@ -149,19 +149,21 @@ class Lane {
 
   std::uint32_t unpublished() const noexcept { return tail_ - published_; }
 
-  // Lets the application see what was lent. True if it sleeps and wants a doorbell.
-  bool Publish() noexcept {
+  // Lets the application see what was lent.
+  void Publish() noexcept {
     // order: release pairs with the application's acquire: descriptors and payload first.
     descriptors_->tail.store(tail_, std::memory_order_release);
     published_ = tail_;
-    // order: seq_cst fence pairs with the one in LaneReader::Arm(): the application either
-    // sees this tail, or we see its wish.
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    return WantsDoorbell();
   }
+
+  // True if the application sleeps although something is published. To be asked again until
+  // the application has read everything: its wish may become visible to us after we asked,
+  // without having seen our tail. A fence in Publish() would settle it there and then, but
+  // waits for all descriptors to reach the other core.
   bool WantsDoorbell() const noexcept {
     const std::uint32_t wish = returns_->waiting.load(std::memory_order_relaxed);
-    return wish != 0 && wish != rung_;
+    return wish != 0 && wish != rung_ &&
+           returns_->descriptor_head.load(std::memory_order_relaxed) != published_;
   }
   // The doorbell that the application wishes for now has been rung.
   void Rung() noexcept {

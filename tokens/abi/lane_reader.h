@@ -67,9 +67,9 @@ class LaneReader {
   // already, or the rx socket has ended; then, and after waking, call Disarm().
   bool Arm() noexcept {
     if (++sleeps_ == 0) sleeps_ = 1;
-    // order: seq_cst pairs with the worker's fence between tail and waiting: either the
-    // worker sees our wish or we see its tail.
-    returns_->waiting.store(sleeps_, std::memory_order_seq_cst);
+    returns_->waiting.store(sleeps_, std::memory_order_relaxed);
+    // order: seq_cst fence: what the worker published before it could see our wish, we see
+    // below. What it publishes later it looks at again, until it sees the wish.
     std::atomic_thread_fence(std::memory_order_seq_cst);
     return descriptors_->tail.load(std::memory_order_acquire) != head_ || closed();
   }
