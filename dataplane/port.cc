@@ -198,7 +198,8 @@ Result<std::unique_ptr<Port>> Port::Open(const PortOptions& options, std::uint32
   for (std::uint32_t spare = kSpareSinkMbufs;; spare *= 2) {
     std::unique_ptr<Port> port(new Port(options, index));
     Status status = port->Probe();
-    if (status.ok()) status = port->Configure(spare);
+    const bool probed = status.ok();
+    if (probed) status = port->Configure(spare);
     if (status.ok()) return port;
     {
       LogCapture log;
@@ -207,7 +208,7 @@ Result<std::unique_ptr<Port>> Port::Open(const PortOptions& options, std::uint32
     }
     // How many mbufs a kept file takes shows only when they suffice. When DPDK's memory is
     // used up, the driver's own complaint says more.
-    if (!KeepsFile(device)) return status;
+    if (!probed || !KeepsFile(device)) return status;
     if (status.code() == Code::kResourceExhausted && !last.ok()) {
       return Status(last.code(), last.message() + " (raise memory_mib, or use a smaller file)");
     }
@@ -247,8 +248,10 @@ Status Port::Probe() {
   LogCapture log;
   const int error = rte_dev_probe(options_.device.c_str());
   rte_eth_dev_info info = {};
-  if (error != 0 || rte_eth_dev_get_port_by_name(name, &id_) != 0 ||
-      rte_eth_dev_info_get(id_, &info) != 0) {
+  if (error == 0 && rte_eth_dev_get_port_by_name(name, &id_) == 0) {
+    rte_eth_dev_info_get(id_, &info);
+  }
+  if (info.device == nullptr) {
     return {error == -ENODEV ? Code::kNotFound : Code::kFailedPrecondition,
             who + "cannot open device '" + options_.device + "'" + log.Take()};
   }

@@ -343,6 +343,8 @@ TEST_F(PortTest, RefusesWhatItCannotOpen) {
            Case{Options("crypto_null0"), Code::kNotFound, "no driver for device"},
            Case{Options("0000:ff:1f.7"), Code::kFailedPrecondition, "start with huge pages"},
            Case{Options("net_pcap0,rx_pcap=/nowhere"), Code::kFailedPrecondition, "/nowhere"},
+           Case{Options("net_pcap0,infinite_rx=1,rx_pcap=/nowhere"), Code::kFailedPrecondition,
+                "/nowhere"},
            Case{Options("net_null0,sice=64"), Code::kFailedPrecondition, "net_null0,sice=64"},
            Case{Options("net_af_xdp0,iface=lo"), Code::kUnimplemented, "use net_af_packet"},
            Case{Options("net_virtio_user0"), Code::kUnimplemented, "use net_memif"},
