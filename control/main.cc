@@ -16,6 +16,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -75,32 +76,40 @@ Config ReadCommandLine(int argc, char** argv) {
   CLI::App app("rxtokend: receives packets into registered buffers and lends them as tokens");
   app.footer(kExamples);
   app.set_version_flag("--version", "rxtokend " RXTOKEN_VERSION);
-  app.add_option("--config", file, "YAML file; flags add to it and win over it");
+  app.add_option("--config", file, "YAML file; flags add to it and win over it")->type_name("FILE");
   app.add_option("--run-dir", run_dir,
                  "directory of api.sock and descriptors.sock (default: $RXTOKEN_RUN_DIR, "
-                 "$RUNTIME_DIRECTORY, /run/rxtoken for root, else below $XDG_RUNTIME_DIR or /tmp)");
+                 "$RUNTIME_DIRECTORY, /run/rxtoken for root, else below $XDG_RUNTIME_DIR or /tmp)")
+      ->type_name("DIR");
   app.add_option("--port", ports,
                  "NAME=DEVICE[;queues=N][;ring=N], DEVICE as DPDK writes it; can be repeated")
+      ->type_name("PORT")
       ->allow_extra_args(false);
   app.add_option("--bind", bindings,
                  "NAME=PORT:QUEUE[,PORT:QUEUE...][,size=64MiB][,page=4096][,memory=plain|huge]; "
                  "can be repeated")
+      ->type_name("BINDING")
       ->allow_extra_args(false);
   app.add_option("--worker", workers,
                  "CPU of a worker, or 'any'; a list with commas, or repeated (default: any)")
+      ->type_name("CPU")
       ->allow_extra_args(false)
       ->delimiter(',');
   app.add_option("--poll", poll, "adaptive: idle workers nap (default); busy: they never sleep")
-      ->check(CLI::IsMember({"adaptive", "busy"}));
+      ->type_name("MODE")
+      ->check(CLI::IsMember({"adaptive", "busy"}).description(""));
   app.add_flag("--hugepages", hugepages, "DPDK's own memory in huge pages; probe PCI devices");
   app.add_option("--memory-mib", memory_mib, "DPDK's own memory (default: 256)")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--eal", eal, "more arguments for DPDK, separated by spaces");
+      ->type_name("MIB")
+      ->check(CLI::Range(1u, std::numeric_limits<std::uint32_t>::max()).description(""));
+  app.add_option("--eal", eal, "more arguments for DPDK, separated by spaces")->type_name("ARGS");
   try {
     app.parse(argc, argv);
+  } catch (const CLI::Success& help_or_version) {
+    exit(app.exit(help_or_version));
   } catch (const CLI::ParseError& error) {
-    const int code = app.exit(error);
-    exit(code == 0 ? 0 : kExitUsage);
+    fprintf(stderr, "rxtokend: %s; see --help\n", error.what());
+    exit(kExitUsage);
   }
 
   const auto value_or_exit = [](auto result) {
