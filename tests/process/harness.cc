@@ -175,11 +175,8 @@ Daemon::Daemon(const std::vector<std::string>& arguments) {
   tokens_ = v1::Tokens::NewStub(channel);
 
   WaitUntil([&] {
-    if (!process_->Running()) return true;
-    if (!std::filesystem::exists(run_dir_.path() / "api.sock")) return false;
-    grpc::ClientContext context;
-    v1::ListPortsResponse response;
-    return ports_->ListPorts(&context, v1::ListPortsRequest(), &response).ok();
+    const bool running = process_->Running();
+    return process_->Errors().find("event=ready") != std::string::npos || !running;
   });
 }
 

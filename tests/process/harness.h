@@ -88,7 +88,7 @@ int RunProgram(const std::vector<std::string>& argv, std::string* output = nullp
 // rxtokend, with a run directory of its own.
 class Daemon {
  public:
-  // Waits until the daemon serves, or ends: look at process().Running() if it may refuse.
+  // Waits until the daemon says that it is ready, or ends: then process().Running() is false.
   explicit Daemon(const std::vector<std::string>& arguments);
   ~Daemon();
 

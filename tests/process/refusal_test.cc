@@ -4,6 +4,7 @@
 #include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
@@ -44,7 +45,16 @@ class RefusedTokens : public testing::Test {
     ASSERT_FALSE(HasFailure());
     before_a = daemon.GetRxSocket("a", true).statistics();
     before_b = daemon.GetRxSocket("b", true).statistics();
-    free_before = daemon.GetBinding("b0").pages_free();
+    free_before = PagesFree();
+  }
+
+  // Frames go on coming, and a page that a worker is about to drop is not free. So this is the
+  // most that it sees within so many looks.
+  std::uint64_t PagesFree() {
+    std::uint64_t most = 0;
+    for (int i = 0; i < 500; i++)
+      most = std::max<std::uint64_t>(most, daemon.GetBinding("b0").pages_free());
+    return most;
   }
 
   // Receives on both lanes, then removes the rule and returns all but a few fragments.
@@ -116,7 +126,7 @@ class RefusedTokens : public testing::Test {
     EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(now_b, before_b))
         << now_b.ShortDebugString() << "\n"
         << before_b.ShortDebugString();
-    EXPECT_EQ(daemon.GetBinding("b0").pages_free(), free_before + returned);
+    EXPECT_EQ(PagesFree(), free_before + returned);
   }
 
   // One range of one token, over gRPC.
@@ -198,7 +208,7 @@ TEST_F(RefusedTokens, ATailThatIsFurtherAheadThanTheRingIsLong) {
   EXPECT_TRUE(WaitUntil(
       [&] { return daemon.GetRxSocket("a").statistics().refusals().contains("bad_ring"); }));
   EXPECT_EQ(daemon.GetRxSocket("a").statistics().outstanding(), before_a.outstanding());
-  EXPECT_EQ(daemon.GetBinding("b0").pages_free(), free_before);
+  EXPECT_EQ(PagesFree(), free_before);
 }
 
 TEST_F(RefusedTokens, AnotherSessionMayNotReturn) {
