@@ -88,7 +88,10 @@ bool GetMemory(int fd, std::uint64_t bytes) {
   return result == 0;
 }
 
-Status CheckSizes(const std::string& binding, std::uint64_t bytes, std::uint32_t page_bytes) {
+}  // namespace
+
+Status Buffer::CheckSizes(const std::string& binding, std::uint64_t bytes,
+                          std::uint32_t page_bytes) {
   const std::string who = "binding '" + binding + "': ";
   if (std::find(kPageSizes.begin(), kPageSizes.end(), page_bytes) == kPageSizes.end()) {
     return {Code::kInvalidArgument, who + "page_bytes is " + std::to_string(page_bytes) +
@@ -103,8 +106,6 @@ Status CheckSizes(const std::string& binding, std::uint64_t bytes, std::uint32_t
   }
   return {};
 }
-
-}  // namespace
 
 Result<std::unique_ptr<Buffer>> Buffer::Create(const std::string& binding, std::uint64_t bytes,
                                                std::uint32_t page_bytes, Memory memory) {

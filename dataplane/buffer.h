@@ -28,6 +28,10 @@ class Buffer {
   // Blocks: while the kernel clears the memory, about 0.5 s for each GiB.
   static Result<std::unique_ptr<Buffer>> Create(const std::string& binding, std::uint64_t bytes,
                                                 std::uint32_t page_bytes, Memory memory);
+  // What Create() asks of its numbers, for those who want to know before.
+  // Errors: kInvalidArgument, as above
+  static Status CheckSizes(const std::string& binding, std::uint64_t bytes,
+                           std::uint32_t page_bytes);
   ~Buffer();
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;

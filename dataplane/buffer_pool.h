@@ -49,7 +49,7 @@ class BufferPool {
   }
 
   rte_mempool* mempool() const noexcept { return mempool_; }
-  const Buffer& buffer() const noexcept { return *buffer_; }
+  Buffer& buffer() const noexcept { return *buffer_; }
   const PageTable& table() const noexcept { return table_; }
   PagePool& pages() noexcept { return *pages_; }
 

@@ -22,6 +22,7 @@ namespace {
 struct Binding {
   std::unique_ptr<BufferPool> pool;
   std::vector<QueueRef> queues;
+  std::vector<Port*> dma_ports;  // that have the buffer mapped
   bool draining = false;
 };
 
@@ -68,7 +69,9 @@ class DataplaneImpl final : public Dataplane {
     return *workers_[ports_[queue.port].workers[queue.queue]];
   }
   Status CheckQueues(const BindingOptions& options) const;
-  Status CheckAndMap(const BindingOptions& options, Buffer& buffer) const;
+  Status CheckPages(const BindingOptions& options) const;
+  Status MapForDma(Binding& binding, Buffer& buffer);
+  void AttachQueues(std::uint64_t id, Binding& binding);
   void DetachQueues(Binding& binding);
   void Forget(std::uint32_t id, const PageTable& table);
   std::uint64_t Close(RxSocket& socket, CloseReason reason);
@@ -180,35 +183,57 @@ Status DataplaneImpl::CheckQueues(const BindingOptions& options) const {
   return Status();
 }
 
-// Whether every port can receive into the buffer; maps it for those that write by DMA.
-Status DataplaneImpl::CheckAndMap(const BindingOptions& options, Buffer& buffer) const {
+// Whether every port can receive into such a buffer.
+Status DataplaneImpl::CheckPages(const BindingOptions& options) const {
   const std::uint32_t room =
-      buffer.page_bytes() - BufferPool::OverheadBytes(buffer.page_bytes()) + RTE_PKTMBUF_HEADROOM;
+      options.page_bytes - BufferPool::OverheadBytes(options.page_bytes) + RTE_PKTMBUF_HEADROOM;
+  const std::uint64_t pages = options.buffer_bytes / options.page_bytes;
   for (std::uint32_t port = 0; port < ports_.size(); port++) {
     const auto queues = static_cast<std::uint32_t>(
         std::count_if(options.queues.begin(), options.queues.end(),
                       [&](const QueueRef& ref) { return ref.port == port; }));
     if (queues == 0) continue;
-    Port& p = *ports_[port].port;
-    if (Status s = p.CheckPages(options.name, buffer.page_bytes(), room, buffer.pages(), queues);
+    if (Status s = ports_[port].port->CheckPages(options.name, options.page_bytes, room, pages,
+                                                 queues);
         !s.ok()) {
       return s;
     }
-    if (p.dma()) {
-      if (Status s = p.MapForDma(buffer); !s.ok()) return s;
-    }
+  }
+  return Status();
+}
+
+// Maps the buffer for the ports that write by DMA. On failure the caller unmaps what is.
+Status DataplaneImpl::MapForDma(Binding& binding, Buffer& buffer) {
+  for (const QueueRef& ref : binding.queues) {
+    Port* const port = ports_[ref.port].port.get();
+    const auto& mapped = binding.dma_ports;
+    if (!port->dma() || std::find(mapped.begin(), mapped.end(), port) != mapped.end()) continue;
+    if (Status s = port->MapForDma(buffer); !s.ok()) return s;
+    binding.dma_ports.push_back(port);
   }
   return Status();
 }
 
 Result<std::uint64_t> DataplaneImpl::Bind(const BindingOptions& options) {
   if (Status s = CheckQueues(options); !s.ok()) return s;
+  if (Status s = Buffer::CheckSizes(options.name, options.buffer_bytes, options.page_bytes);
+      !s.ok()) {
+    return s;
+  }
+  if (Status s = CheckPages(options); !s.ok()) return s;
+  if (last_binding_ == std::numeric_limits<std::uint32_t>::max()) {
+    return Status(Code::kResourceExhausted, "binding ids are used up; restart the daemon");
+  }
   Result<std::unique_ptr<Buffer>> buffer =
       Buffer::Create(options.name, options.buffer_bytes, options.page_bytes, options.memory);
   if (!buffer.ok()) return buffer.status();
-  if (Status s = CheckAndMap(options, **buffer); !s.ok()) return s;
-  if (last_binding_ == std::numeric_limits<std::uint32_t>::max()) {
-    return Status(Code::kResourceExhausted, "binding ids are used up; restart the daemon");
+  Binding binding;
+  binding.queues = options.queues;
+  Buffer& memory = **buffer;
+  Status mapped = MapForDma(binding, memory);
+  if (!mapped.ok()) {
+    for (Port* port : binding.dma_ports) port->UnmapForDma(memory);
+    return mapped;
   }
   Result<std::unique_ptr<BufferPool>> pool =
       BufferPool::Create(std::move(*buffer), last_binding_ + 1);
@@ -216,26 +241,29 @@ Result<std::uint64_t> DataplaneImpl::Bind(const BindingOptions& options) {
     return Status(pool.status().code(),
                   "binding '" + options.name + "': " + pool.status().message());
   }
-  const std::uint64_t id = ++last_binding_;
-  Binding& binding = bindings_[id];
   binding.pool = std::move(*pool);
-  binding.queues = options.queues;
+  const std::uint64_t id = ++last_binding_;
+  AttachQueues(id, bindings_[id] = std::move(binding));
+  return id;
+}
+
+// Points the binding's queues at its pool.
+void DataplaneImpl::AttachQueues(std::uint64_t id, Binding& binding) {
   std::set<Worker*> workers;
   bool copied_into = false;
-  for (const QueueRef& ref : options.queues) {
+  for (const QueueRef& ref : binding.queues) {
     workers.insert(&WorkerOf(ref));
     copied_into |= ports_[ref.port].port->writes_payload();
   }
   binding.pool->set_copied_into(copied_into);
   binding.pool->pages().SetShared(workers.size() > 1);
-  for (const QueueRef& ref : options.queues) {
+  for (const QueueRef& ref : binding.queues) {
     WorkerOf(ref).Call([&](Worker& w) {
       w.Attach(ports_[ref.port].port.get(), static_cast<std::uint16_t>(ref.queue),
                binding.pool.get());
     });
     ports_[ref.port].bindings[ref.queue] = id;
   }
-  return id;
 }
 
 void DataplaneImpl::DetachQueues(Binding& binding) {
@@ -280,6 +308,7 @@ std::vector<std::uint64_t> DataplaneImpl::ReapBindings() {
       continue;
     }
     Forget(static_cast<std::uint32_t>(it->first), binding.pool->table());
+    for (Port* port : binding.dma_ports) port->UnmapForDma(binding.pool->buffer());
     gone.push_back(it->first);
     it = bindings_.erase(it);
   }

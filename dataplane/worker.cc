@@ -131,7 +131,13 @@ void Worker::RunCommands() {
 
 std::uint32_t Worker::Receive(RxQueue& queue) {
   rte_mbuf* mbufs[kBurst];
-  const std::uint32_t n = rte_eth_rx_burst(queue.port_id, queue.queue, mbufs, kBurst);
+  std::uint16_t burst = kBurst;
+  if (queue.pages_per_frame != 0) [[unlikely]] {
+    burst = static_cast<std::uint16_t>(
+        queue.pool->pages().Reserve(kBurst * queue.pages_per_frame) / queue.pages_per_frame);
+    if (burst == 0) return 0;  // the frames wait in the driver's ring
+  }
+  const std::uint32_t n = rte_eth_rx_burst(queue.port_id, queue.queue, mbufs, burst);
   if (n == 0) return 0;
   now_ns_ = clock_.Now();
   const FlowTable* table = table_->Read();
@@ -458,7 +464,13 @@ RxQueue& Worker::FindQueue(const Port* port, std::uint16_t queue) {
 void Worker::Attach(const Port* port, std::uint16_t queue, BufferPool* pool) {
   RxQueue& q = FindQueue(port, queue);
   q.pool = pool;
+  q.pages_per_frame = 0;
   if (pool != nullptr) {
+    if (port->forgets_unfinished_frames()) {
+      const std::uint32_t room =
+          pool->buffer().page_bytes() - BufferPool::OverheadBytes(pool->buffer().page_bytes());
+      q.pages_per_frame = 65535 / room + 1;
+    }
     q.port->Attach(queue, pool->mempool());
   } else {
     q.port->Detach(queue);

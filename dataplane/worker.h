@@ -56,6 +56,8 @@ struct RxQueue {
   std::uint16_t port_id = 0;
   std::uint16_t queue = 0;
   BufferPool* pool = nullptr;  // the binding; nullptr: none
+  // Not 0: the driver must find that many free pages for each frame of a burst.
+  std::uint32_t pages_per_frame = 0;
   const FlowTable::Plan* plan = nullptr;
   std::uint64_t plan_serial = 0;  // of the table that `plan` belongs to
   std::uint64_t rx_packets = 0;

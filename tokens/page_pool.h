@@ -93,6 +93,18 @@ class PagePool {
     return PopFrom(stacks_[this_worker], out, n);
   }
 
+  // How many of `wanted` objects the calling worker can pop for certain, whatever others do.
+  std::uint32_t Reserve(std::uint32_t wanted) noexcept {
+    Stack& stack = stacks_[this_worker];
+    std::uint32_t count = stack.count.load(std::memory_order_relaxed);
+    while (count < wanted) {
+      const std::uint32_t refilled = Refill(stack, count);
+      if (refilled == count) break;
+      count = refilled;
+    }
+    return std::min(count, wanted);
+  }
+
   // Objects that are in the pool; exact when nobody pushes or pops, else never too many.
   std::uint32_t available() const noexcept {
     // order: acquire pairs with the release in Spill(): a batch that is in the depot is not
