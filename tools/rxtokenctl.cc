@@ -1,0 +1,562 @@
+// SPDX-License-Identifier: Apache-2.0
+// rxtokenctl.cc - the daemon's API on the command line: one verb for each RPC.
+#include <google/protobuf/empty.pb.h>
+#include <google/protobuf/util/json_util.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <csignal>
+#include <future>
+#include <iostream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <vector>
+
+#include "rxtoken/v1/binding.grpc.pb.h"
+#include "rxtoken/v1/flow.grpc.pb.h"
+#include "rxtoken/v1/port.grpc.pb.h"
+#include "rxtoken/v1/rx_socket.grpc.pb.h"
+#include "rxtoken/v1/token.grpc.pb.h"
+#include "tools/ctl.h"
+#include "tools/table.h"
+
+namespace rxtoken {
+
+int Fail(const Status& status) {
+  std::cerr << "rxtokenctl: " << status.ToString() << '\n';
+  return kFailed;
+}
+
+void AddMatchFlags(CLI::App& verb, v1::Match& match, std::int32_t& priority) {
+  const std::string group = "Match (what is not given matches everything)";
+  const auto number = [&](const char* flag, const char* what, std::uint32_t low, std::uint32_t high,
+                          void (v1::Match::*set)(std::uint32_t)) {
+    return verb
+        .add_option_function<std::uint32_t>(
+            flag, [&match, set](const std::uint32_t& value) { (match.*set)(value); }, what)
+        ->check(CLI::Range(low, high))
+        ->group(group);
+  };
+  const auto text = [&](const char* flag, const char* what, std::string* value) {
+    return verb.add_option(flag, *value, what)->group(group);
+  };
+  CLI::Option* port = text("--port", "Name of a port", match.mutable_port());
+  number("--queue", "Queue of the port", 0, 65535, &v1::Match::set_queue)->needs(port);
+  number("--vlan", "VLAN ID of the outermost tag; 0 = untagged", 0, 4094, &v1::Match::set_vlan);
+  text("--src", "Source address or prefix: 10.0.0.0/8, 2001:db8::1", match.mutable_source());
+  text("--dst", "Destination address or prefix", match.mutable_destination());
+  CLI::Option* protocol =
+      number("--proto", "IP protocol: udp, tcp or a number", 0, 255, &v1::Match::set_protocol);
+  protocol->transform(CLI::Transformer({{"udp", "17"}, {"tcp", "6"}}, CLI::ignore_case));
+  number("--sport", "Source port; needs --proto udp or tcp", 1, 65535, &v1::Match::set_source_port)
+      ->needs(protocol);
+  number("--dport", "Destination port; needs --proto udp or tcp", 1, 65535,
+         &v1::Match::set_destination_port)
+      ->needs(protocol);
+  verb.add_option("--priority", priority, "Highest wins; then the rule that fixes more bits")
+      ->check(CLI::Range(-32768, 32767))
+      ->group(group);
+}
+
+Result<QueueId> ParseQueue(const std::string& text) {
+  const std::size_t colon = text.rfind(':');
+  QueueId id{text.substr(0, colon), 0};
+  if (colon == std::string::npos) return id;
+  const char* end = text.data() + text.size();
+  const auto [last, error] = std::from_chars(text.data() + colon + 1, end, id.queue);
+  if (error == std::errc() && last == end && !id.port.empty()) return id;
+  return Status(Code::kInvalidArgument, "'" + text + "' is no queue: use PORT:QUEUE, as in p0:0");
+}
+
+namespace {
+
+// ---- the API's objects as tables ---------------------------------------------------------
+
+std::string YesNo(bool value) { return value ? "yes" : "no"; }
+
+using Counts = google::protobuf::Map<std::string, std::uint64_t>;
+
+// "no_rule=12 ring_full=3", or nothing.
+std::string Text(const Counts& counts) {
+  std::string text;
+  for (const auto& [reason, count] : std::map(counts.begin(), counts.end())) {
+    if (count > 0) text += (text.empty() ? "" : " ") + reason + "=" + std::to_string(count);
+  }
+  return text;
+}
+
+std::string Text(const v1::Match& match) {
+  std::string text;
+  const auto add = [&text](const std::string& name, const std::string& value) {
+    text += (text.empty() ? "" : " ") + name + "=" + value;
+  };
+  if (!match.port().empty()) add("port", match.port());
+  if (match.has_queue()) add("queue", std::to_string(match.queue()));
+  if (match.has_vlan()) add("vlan", std::to_string(match.vlan()));
+  if (!match.source().empty()) add("src", match.source());
+  if (!match.destination().empty()) add("dst", match.destination());
+  if (match.has_protocol()) {
+    const std::map<std::uint32_t, std::string> names = {{kUdp, "udp"}, {kTcp, "tcp"}};
+    const auto name = names.find(match.protocol());
+    add("proto", name != names.end() ? name->second : std::to_string(match.protocol()));
+  }
+  if (match.has_source_port()) add("sport", std::to_string(match.source_port()));
+  if (match.has_destination_port()) add("dport", std::to_string(match.destination_port()));
+  return text.empty() ? "any" : text;
+}
+
+Table PortTable(const auto& ports) {
+  Table table({"PORT", "DEVICE", "DRIVER", "MAC", "LINK", "MTU", "QUEUES", "RX_PACKETS", "RX_BYTES",
+               "MISSED", "NO_BUFFER", "ERRORS"});
+  for (const v1::Port& port : ports) {
+    const v1::PortStatistics& statistics = port.statistics();
+    table.Add(port.name(), port.device(), port.driver(), port.mac(), port.link_up() ? "up" : "down",
+              port.mtu_bytes(), port.queues_size(), statistics.rx_packets(), statistics.rx_bytes(),
+              statistics.rx_missed(), statistics.rx_no_buffer(), statistics.rx_errors());
+  }
+  return table;
+}
+
+Table QueueTable(const auto& ports) {
+  Table table({"PORT", "QUEUE", "WORKER", "BINDING", "RX_PACKETS", "RX_BYTES", "COPIED", "DROPS"});
+  for (const v1::Port& port : ports) {
+    for (const v1::Queue& queue : port.queues()) {
+      table.Add(port.name(), queue.index(), queue.worker(), queue.binding(), queue.rx_packets(),
+                queue.rx_bytes(), queue.copied_packets(), Text(queue.drops()));
+    }
+  }
+  return table;
+}
+
+Table BindingTable(const auto& bindings) {
+  Table table({"BINDING", "ID", "STATE", "PAGES", "FREE", "PAGE_BYTES", "BUFFER_BYTES", "MEMORY",
+               "OWNED", "QUEUES"});
+  for (const v1::Binding& binding : bindings) {
+    std::string queues;
+    for (const v1::QueueId& queue : binding.queues()) {
+      queues += (queues.empty() ? "" : " ") + queue.port() + ":" + std::to_string(queue.queue());
+    }
+    table.Add(binding.name(), binding.id(),
+              binding.state() == v1::BINDING_STATE_DRAINING ? "draining" : "active",
+              binding.pages(), binding.pages_free(), binding.page_bytes(), binding.buffer_bytes(),
+              binding.memory() == v1::MEMORY_HUGE ? "huge" : "plain", YesNo(binding.owned()),
+              queues);
+  }
+  return table;
+}
+
+Table RxSocketTable(const auto& rx_sockets) {
+  Table table({"RX_SOCKET", "ID", "CONTENT", "RING", "ATTACHED", "OWNED", "MESSAGES", "BYTES",
+               "LENT", "RETURNED", "OUTSTANDING", "SLOTS", "COPIED", "DOORBELLS", "DROPS",
+               "REFUSALS"});
+  for (const v1::RxSocket& rx_socket : rx_sockets) {
+    const v1::RxSocketStatistics& statistics = rx_socket.statistics();
+    table.Add(rx_socket.name(), rx_socket.id(),
+              rx_socket.content() == v1::CONTENT_FRAME ? "frame" : "payload",
+              rx_socket.ring_entries(), YesNo(rx_socket.attached()), YesNo(rx_socket.owned()),
+              statistics.messages(), statistics.bytes(), statistics.lent(), statistics.returned(),
+              statistics.outstanding(), statistics.slots_in_use(), statistics.copied_messages(),
+              statistics.doorbells(), Text(statistics.drops()), Text(statistics.refusals()));
+  }
+  return table;
+}
+
+Table FlowTable(const auto& flows) {
+  Table table({"FLOW", "PRIORITY", "RX_SOCKET", "PACKETS", "BYTES", "OWNED", "MATCH"});
+  for (const v1::Flow& flow : flows) {
+    table.Add(flow.id(), flow.priority(), flow.rx_socket(), flow.packets(), flow.bytes(),
+              YesNo(flow.owned()), Text(flow.match()));
+  }
+  return table;
+}
+
+// ---- verbs -------------------------------------------------------------------------------
+
+std::string ToJson(const google::protobuf::Message& message) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.add_whitespace = true;
+  options.always_print_primitive_fields = true;
+  options.preserve_proto_field_names = true;
+  std::string json;
+  // It fails for invalid UTF-8 only, which gRPC would not have delivered.
+  (void)google::protobuf::util::MessageToJsonString(message, &json, options);
+  return json;
+}
+
+CLI::App& AddNoun(CLI::App& app, const std::string& name, const std::string& what) {
+  return *app.add_subcommand(name, what)->require_subcommand(1);
+}
+
+CLI::App& AddVerb(CLI::App& noun, const std::string& name, const std::string& what,
+                  const std::string& example) {
+  CLI::App* verb = noun.add_subcommand(name, what);
+  verb->footer("Example: rxtokenctl " + example);
+  return *verb;
+}
+
+// Makes `verb` call an RPC, and show the answer as JSON or by `show`. Answers the request,
+// for the verb's flags to fill; it lives as long as the verb.
+template <typename Stub, typename Request, typename Response>
+Request& SetCall(CLI::App& verb, Ctl& ctl,
+                 grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                 void (*show)(const Response&)) {
+  const auto request = std::make_shared<Request>();
+  verb.callback([&ctl, method, show, request] {
+    ctl.verb = [&ctl, method, show, request] {
+      Response response;
+      const Status status = Call(ctl, method, *request, &response);
+      if (!status.ok()) return Fail(status);
+      if (ctl.json) {
+        std::cout << ToJson(response);
+      } else {
+        show(response);
+      }
+      return kDone;
+    };
+  });
+  return *request;
+}
+
+void AddPort(CLI::App& app, Ctl& ctl) {
+  CLI::App& port = AddNoun(app, "port", "Network ports and their queues");
+
+  CLI::App& list = AddVerb(port, "list", "All ports, with their statistics", "port list");
+  SetCall(
+      list, ctl, &v1::Ports::Stub::ListPorts,
+      +[](const v1::ListPortsResponse& response) { std::cout << PortTable(response.ports()); });
+
+  CLI::App& get = AddVerb(port, "get", "One port and its queues", "port get p0");
+  auto& request = SetCall(
+      get, ctl, &v1::Ports::Stub::GetPort, +[](const v1::Port& response) {
+        std::cout << PortTable(std::array{response}) << '\n' << QueueTable(std::array{response});
+      });
+  get.add_option("PORT", *request.mutable_name(), "Its name")->required();
+}
+
+void ShowBinding(const v1::Binding& binding) { std::cout << BindingTable(std::array{binding}); }
+
+void AddBinding(CLI::App& app, Ctl& ctl) {
+  CLI::App& bind =
+      AddVerb(app, "bind", "Create a buffer and let queues receive into it, until `unbind`",
+              "bind b0 p0:0 p0:1 --buffer 256MiB --page 2048");
+  auto& request = SetCall(bind, ctl, &v1::Bindings::Stub::Bind, ShowBinding);
+  bind.add_option("NAME", *request.mutable_name(), "Of the binding")->required();
+  bind.add_option_function<std::vector<std::string>>(
+          "QUEUE",
+          [&request](const std::vector<std::string>& queues) {
+            for (const std::string& text : queues) {
+              const Result<QueueId> queue = ParseQueue(text);
+              if (!queue.ok()) throw CLI::ValidationError("QUEUE", queue.status().message());
+              v1::QueueId& proto = *request.add_queues();
+              proto.set_port(queue->port);
+              proto.set_queue(queue->queue);
+            }
+          },
+          "PORT:QUEUE, one or more")
+      ->required();
+  bind.add_option_function<std::uint64_t>(
+          "--buffer", [&request](const std::uint64_t& bytes) { request.set_buffer_bytes(bytes); },
+          "Bytes of the buffer: 64MiB, 1GiB")
+      ->transform(CLI::AsSizeValue(false))
+      ->required();
+  bind.add_option_function<std::uint32_t>(
+      "--page", [&request](const std::uint32_t& bytes) { request.set_page_bytes(bytes); },
+      "Bytes of a page: 2048, 4096, 16384 or 65536 [4096]");
+  bind.add_option_function<int>(
+          "--memory",
+          [&request](const int& memory) { request.set_memory(static_cast<v1::Memory>(memory)); },
+          "auto, plain or huge [auto]")
+      ->transform(
+          CLI::CheckedTransformer(std::map<std::string, int>{{"auto", v1::MEMORY_UNSPECIFIED},
+                                                             {"plain", v1::MEMORY_PLAIN},
+                                                             {"huge", v1::MEMORY_HUGE}}));
+
+  CLI::App& unbind = AddVerb(app, "unbind", "End a binding", "unbind b0");
+  auto& unbind_request = SetCall(unbind, ctl, &v1::Bindings::Stub::Unbind, ShowBinding);
+  unbind.add_option("NAME", *unbind_request.mutable_name(), "Of the binding")->required();
+
+  CLI::App& binding = AddNoun(app, "binding", "What queues receive into");
+  CLI::App& list = AddVerb(binding, "list", "All bindings", "binding list");
+  SetCall(
+      list, ctl, &v1::Bindings::Stub::ListBindings, +[](const v1::ListBindingsResponse& response) {
+        std::cout << BindingTable(response.bindings());
+      });
+  CLI::App& get = AddVerb(binding, "get", "One binding", "binding get b0");
+  auto& get_request = SetCall(get, ctl, &v1::Bindings::Stub::GetBinding, ShowBinding);
+  get.add_option("NAME", *get_request.mutable_name(), "Of the binding")->required();
+}
+
+void AddSocket(CLI::App& app, Ctl& ctl) {
+  CLI::App& socket = AddNoun(app, "socket", "Rx sockets, which flow rules deliver to");
+
+  CLI::App& open = AddVerb(socket, "open",
+                           "Open a rx socket that lives until `socket close`; see `recv --stream`",
+                           "socket open s0 --frames");
+  auto& open_request = SetCall(
+      open, ctl, &v1::RxSockets::Stub::OpenRxSocket, +[](const v1::OpenRxSocketResponse& response) {
+        std::cout << RxSocketTable(std::array{response.rx_socket()});
+      });
+  open.add_option("NAME", *open_request.mutable_name(), "Of the rx socket")->required();
+  open.add_flag_callback(
+      "--frames", [&open_request] { open_request.set_content(v1::CONTENT_FRAME); },
+      "Deliver whole frames, not the payload of UDP datagrams");
+  open.add_option_function<std::uint32_t>(
+      "--ring", [&open_request](const std::uint32_t& n) { open_request.set_ring_entries(n); },
+      "Descriptors per worker, a power of two [4096]");
+
+  CLI::App& close =
+      AddVerb(socket, "close", "Close a rx socket; its pages go back", "socket close s0");
+  auto& close_request = SetCall(
+      close, ctl, &v1::RxSockets::Stub::CloseRxSocket,
+      +[](const v1::CloseRxSocketResponse& response) {
+        std::cout << "reclaimed " << response.reclaimed_fragments() << " fragments\n";
+      });
+  close.add_option("NAME", *close_request.mutable_name(), "Of the rx socket")->required();
+
+  CLI::App& list = AddVerb(socket, "list", "All rx sockets", "socket list");
+  SetCall(
+      list, ctl, &v1::RxSockets::Stub::ListRxSockets,
+      +[](const v1::ListRxSocketsResponse& response) {
+        std::cout << RxSocketTable(response.rx_sockets());
+      });
+
+  CLI::App& get = AddVerb(socket, "get", "One rx socket", "socket get s0 --audit");
+  auto& get_request = SetCall(
+      get, ctl, &v1::RxSockets::Stub::GetRxSocket, +[](const v1::RxSocket& response) {
+        std::cout << RxSocketTable(std::array{response});
+        if (response.statistics().has_audited_outstanding()) {
+          std::cout << "audited outstanding: " << response.statistics().audited_outstanding()
+                    << '\n';
+        }
+      });
+  get.add_option("NAME", *get_request.mutable_name(), "Of the rx socket")->required();
+  get.add_flag_callback(
+      "--audit", [&get_request] { get_request.set_audit(true); },
+      "Also count what is outstanding page by page; receiving stands still meanwhile");
+}
+
+void ShowFlow(const v1::Flow& flow) { std::cout << FlowTable(std::array{flow}); }
+
+void AddFlow(CLI::App& app, Ctl& ctl) {
+  CLI::App& flow = AddNoun(app, "flow", "Rules that deliver frames to rx sockets");
+
+  CLI::App& add = AddVerb(flow, "add", "Deliver matching frames to a rx socket",
+                          "flow add s0 --port p0 --proto udp --dport 4000");
+  auto& add_request = SetCall(add, ctl, &v1::Flows::Stub::AddFlow, ShowFlow);
+  add.add_option("SOCKET", *add_request.mutable_rx_socket(), "Name of the rx socket")->required();
+  const auto priority = std::make_shared<std::int32_t>(0);
+  AddMatchFlags(add, *add_request.mutable_match(), *priority);
+  add.parse_complete_callback([&add_request, priority] { add_request.set_priority(*priority); });
+
+  const auto add_id = [](CLI::App& verb, auto& request) {
+    verb.add_option_function<std::uint64_t>(
+            "FLOW", [&request](const std::uint64_t& id) { request.set_id(id); },
+            "Number of the rule")
+        ->required();
+  };
+  CLI::App& update =
+      AddVerb(flow, "update", "Point a rule at another rx socket, in one step", "flow update 3 s1");
+  auto& update_request = SetCall(update, ctl, &v1::Flows::Stub::UpdateFlow, ShowFlow);
+  add_id(update, update_request);
+  update.add_option("SOCKET", *update_request.mutable_rx_socket(), "Name of the rx socket")
+      ->required();
+
+  CLI::App& remove = AddVerb(flow, "delete", "Remove a rule", "flow delete 3");
+  auto& remove_request = SetCall(
+      remove, ctl, &v1::Flows::Stub::DeleteFlow, +[](const v1::DeleteFlowResponse&) {});
+  add_id(remove, remove_request);
+
+  CLI::App& list =
+      AddVerb(flow, "list", "All rules, in the order in which they are tried", "flow list");
+  SetCall(
+      list, ctl, &v1::Flows::Stub::ListFlows,
+      +[](const v1::ListFlowsResponse& response) { std::cout << FlowTable(response.flows()); });
+}
+
+// "5" or "0x28000000:16".
+Result<v1::TokenRange> ParseRange(const std::string& text) {
+  v1::TokenRange range;
+  std::istringstream in(text);
+  std::uint64_t first = 0, count = 1;
+  char colon = ':';
+  in >> std::setbase(0) >> first;
+  if (in && in.peek() != EOF) in >> colon >> count;
+  if (!in || in.peek() != EOF || colon != ':' || first > UINT32_MAX || count > UINT32_MAX) {
+    return Status(Code::kInvalidArgument,
+                  "'" + text + "' is no range of tokens: use FIRST or FIRST:COUNT");
+  }
+  range.set_first_token(static_cast<std::uint32_t>(first));
+  range.set_count(static_cast<std::uint32_t>(count));
+  return range;
+}
+
+void AddReturn(CLI::App& app, Ctl& ctl) {
+  CLI::App& verb =
+      AddVerb(app, "return", "Return tokens that a rx socket holds", "return s0 17 0x28000000:16");
+  auto& request = SetCall(
+      verb, ctl, &v1::Tokens::Stub::ReturnTokens, +[](const v1::ReturnTokensResponse& response) {
+        Table table({"RANGE", "RELEASED", "REFUSALS"});
+        for (int i = 0; i < response.results_size(); i++) {
+          table.Add(i + 1, response.results(i).released(), Text(response.results(i).refusals()));
+        }
+        std::cout << table;
+      });
+  verb.add_option("SOCKET", *request.mutable_rx_socket(), "Name of the rx socket")->required();
+  verb.add_option_function<std::vector<std::string>>(
+          "RANGE",
+          [&request](const std::vector<std::string>& ranges) {
+            for (const std::string& text : ranges) {
+              const Result<v1::TokenRange> range = ParseRange(text);
+              if (!range.ok()) throw CLI::ValidationError("RANGE", range.status().message());
+              *request.add_ranges() = *range;
+            }
+          },
+          "FIRST or FIRST:COUNT, one or more; decimal, or hexadecimal with 0x")
+      ->required();
+}
+
+// ---- stats -------------------------------------------------------------------------------
+
+struct Snapshot {
+  v1::ListPortsResponse ports;
+  v1::ListBindingsResponse bindings;
+  v1::ListRxSocketsResponse rx_sockets;
+};
+
+Status TakeSnapshot(const Ctl& ctl, Snapshot& snapshot) {
+  Status status = Call(ctl, &v1::Ports::Stub::ListPorts, {}, &snapshot.ports);
+  if (status.ok()) {
+    status = Call(ctl, &v1::Bindings::Stub::ListBindings, {}, &snapshot.bindings);
+  }
+  if (status.ok()) {
+    status = Call(ctl, &v1::RxSockets::Stub::ListRxSockets, {}, &snapshot.rx_sockets);
+  }
+  return status;
+}
+
+void ShowJson(const Snapshot& snapshot, bool one_line) {
+  nlohmann::ordered_json all;
+  all.update(nlohmann::ordered_json::parse(ToJson(snapshot.ports)));
+  all.update(nlohmann::ordered_json::parse(ToJson(snapshot.bindings)));
+  all.update(nlohmann::ordered_json::parse(ToJson(snapshot.rx_sockets)));
+  std::cout << all.dump(one_line ? -1 : 1) << std::endl;
+}
+
+void ShowTables(const Snapshot& snapshot) {
+  Table drops({"DROPPED_AT", "REASON", "PACKETS"});
+  const auto add = [&drops](const std::string& at, const Counts& counts) {
+    for (const auto& [reason, count] : std::map(counts.begin(), counts.end())) {
+      if (count > 0) drops.Add(at, reason, count);
+    }
+  };
+  for (const v1::Port& port : snapshot.ports.ports()) {
+    for (const v1::Queue& queue : port.queues()) {
+      add(port.name() + ":" + std::to_string(queue.index()), queue.drops());
+    }
+  }
+  for (const v1::RxSocket& rx_socket : snapshot.rx_sockets.rx_sockets()) {
+    add(rx_socket.name(), rx_socket.statistics().drops());
+  }
+  std::cout << PortTable(snapshot.ports.ports()) << '\n'
+            << QueueTable(snapshot.ports.ports()) << '\n'
+            << BindingTable(snapshot.bindings.bindings()) << '\n'
+            << RxSocketTable(snapshot.rx_sockets.rx_sockets()) << '\n'
+            << drops << std::flush;
+}
+
+int Stats(const Ctl& ctl, bool watch) {
+  sigset_t stop;
+  sigemptyset(&stop);
+  sigaddset(&stop, SIGINT);
+  sigaddset(&stop, SIGTERM);
+  if (watch) pthread_sigmask(SIG_BLOCK, &stop, nullptr);
+  const timespec second = {1, 0};
+  const bool clear = !ctl.json && isatty(STDOUT_FILENO);
+  do {
+    Snapshot snapshot;
+    const Status status = TakeSnapshot(ctl, snapshot);
+    if (!status.ok()) return Fail(status);
+    if (ctl.json) {
+      ShowJson(snapshot, watch);
+    } else {
+      if (watch) std::cout << (clear ? "\x1b[H\x1b[2J" : "\n");
+      ShowTables(snapshot);
+    }
+  } while (watch && sigtimedwait(&stop, nullptr, &second) < 0);
+  return kDone;
+}
+
+void AddStats(CLI::App& app, Ctl& ctl) {
+  CLI::App& verb = AddVerb(app, "stats", "Ports, queues, bindings, rx sockets, and drops by reason",
+                           "stats --watch");
+  const auto watch = std::make_shared<bool>(false);
+  verb.add_flag("--watch", *watch, "Again every second; with --json one line for each");
+  verb.callback([&ctl, watch] { ctl.verb = [&ctl, watch] { return Stats(ctl, *watch); }; });
+}
+
+// ---- health ------------------------------------------------------------------------------
+
+// grpc.health.v1.Health/Check: an empty request asks for the server as a whole, and field 1
+// of the answer is its state.
+int Health(const Ctl& ctl) {
+  using google::protobuf::Empty;
+  constexpr std::uint64_t kServing = 1;
+  grpc::TemplatedGenericStub<Empty, Empty> stub(ctl.Channel());
+  grpc::ClientContext context;
+  Empty request, response;
+  std::promise<grpc::Status> done;
+  stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", {}, &request, &response,
+                 [&done](grpc::Status status) { done.set_value(std::move(status)); });
+  const grpc::Status status = done.get_future().get();
+  if (!status.ok()) {
+    return Fail(Status(static_cast<Code>(status.error_code()), status.error_message()));
+  }
+  const auto& fields = response.GetReflection()->GetUnknownFields(response);
+  const bool serving = fields.field_count() == 1 && fields.field(0).number() == 1 &&
+                       fields.field(0).type() == google::protobuf::UnknownField::TYPE_VARINT &&
+                       fields.field(0).varint() == kServing;
+  const std::string state = serving ? "SERVING" : "NOT_SERVING";
+  std::cout << (ctl.json ? "{\"status\": \"" + state + "\"}" : state) << '\n';
+  return serving ? kDone : kFailed;
+}
+
+void AddHealth(CLI::App& app, Ctl& ctl) {
+  CLI::App& verb = AddVerb(app, "health", "Whether the daemon serves", "health");
+  verb.callback([&ctl] { ctl.verb = [&ctl] { return Health(ctl); }; });
+}
+
+int Main(int argc, char** argv) {
+  Ctl ctl;
+  CLI::App app("Command line of rxtokend, which lends received packets to applications in place.",
+               "rxtokenctl");
+  app.footer(
+      "Exit codes: 0 done, 1 the daemon refused or is not there, 2 wrong usage.\n"
+      "`rxtokenctl VERB --help` explains a verb.");
+  app.require_subcommand(1);
+  app.fallthrough();
+  app.add_option("--run-dir", ctl.run_dir, "Directory of the daemon's sockets")
+      ->envname("RXTOKEN_RUN_DIR")
+      ->capture_default_str();
+  app.add_flag("--json", ctl.json, "Print JSON, not tables");
+  AddPort(app, ctl);
+  AddBinding(app, ctl);
+  AddSocket(app, ctl);
+  AddFlow(app, ctl);
+  AddReturn(app, ctl);
+  AddStats(app, ctl);
+  AddRecv(app, ctl);
+  AddHealth(app, ctl);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error, std::cout, std::cerr) == 0 ? kDone : kUsage;
+  }
+  return ctl.verb();
+}
+
+}  // namespace
+}  // namespace rxtoken
+
+int main(int argc, char** argv) { return rxtoken::Main(argc, argv); }
