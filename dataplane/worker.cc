@@ -437,11 +437,13 @@ bool Worker::VisitHolding(std::size_t n) {
 void Worker::RingDoorbell(RxLane& lane) {
   if (now_ns_ - lane.rung_ns < kDoorbellNs) return;
   lane.rung_ns = now_ns_;
+  // Before the ring: once that has woken the application, it may go to sleep again, and its
+  // next wish must not count as fulfilled.
+  lane.lane.Rung();
   const char ring = 1;
   // A full socket is as good as a ring; a socket, because a pipe's or an eventfd's writer can
   // be made to block by the other side.
   (void)!::send(lane.doorbell, &ring, sizeof ring, MSG_DONTWAIT | MSG_NOSIGNAL);
-  lane.lane.Rung();
 }
 
 // ---- commands --------------------------------------------------------------------------------
