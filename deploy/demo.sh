@@ -60,7 +60,7 @@ until ctl health >/dev/null 2>&1; do
 done
 
 echo "rxtokend receives on $device; a receiver in another process reads for ten seconds."
-ctl bind b0 --queue p0:0 --buffer 64MiB >/dev/null
+ctl bind b0 p0:0 --buffer 64MiB >/dev/null
 ctl recv --socket demo --frames --count --seconds 10 &
 receiver=$!
 sleep 9
