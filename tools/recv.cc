@@ -281,9 +281,11 @@ Status BindQueues(const Ctl& ctl, const RecvOptions& options, Client& client) {
   return bind.queues.empty() ? Status() : client.Bind(bind);
 }
 
-Received View(const Message& message) {
+// `clock_offset`: from CLOCK_MONOTONIC to the wall clock; the same for a whole batch, so that
+// times keep their order.
+Received View(const Message& message, system_clock::duration clock_offset) {
   Received view;
-  view.arrival = message.arrival_time();
+  view.arrival = system_clock::time_point(clock_offset + message.arrival_mono());
   view.source = message.source().ToString();
   view.size = message.size();
   view.whole_frame = message.whole_frame();
@@ -349,10 +351,12 @@ Status ReceiveShared(const Ctl& ctl, const RecvOptions& options, Stopper& stoppe
     }
     const auto received = rx->Receive(room, 20ms);
     if (!received.ok()) return received.status();
+    const auto clock_offset =
+        system_clock::now().time_since_epoch() - steady_clock::now().time_since_epoch();
     std::uint64_t bytes = 0;
     for (const Message& message : *received) {
       bytes += message.size();
-      if (!output.counts_only()) output.Write(View(message));
+      if (!output.counts_only()) output.Write(View(message, clock_offset));
     }
     totals.Add(received->size(), bytes);
     totals.Tick();
@@ -426,7 +430,7 @@ int Recv(const Ctl& ctl, const RecvOptions& options) {
   Totals totals(options.count);
   status = options.stream ? ReceiveStream(ctl, options, stopper, output, totals)
                           : ReceiveShared(ctl, options, stopper, output, totals);
-  totals.Print(ctl.json && options.count);
+  if (status.ok() || totals.messages() > 0) totals.Print(ctl.json && options.count);
   return status.ok() ? kDone : Fail(status);
 }
 
@@ -444,39 +448,54 @@ void AddRecv(CLI::App& app, Ctl& ctl) {
   const auto options = std::make_shared<RecvOptions>();
 
   CLI::Option* socket =
-      verb.add_option("--socket", options->socket, "Name of the new rx socket [recv-<pid>]");
+      verb.add_option("--socket", options->socket, "Name of the new rx socket [recv-<pid>]")
+          ->option_text("NAME");
   CLI::Option* frames =
-      verb.add_flag("--frames", options->frames, "Whole frames, not the payload of UDP datagrams");
+      verb.add_flag("--frames", options->frames, "Whole frames, not the payload of UDP datagrams")
+          ->option_text(" ");
   CLI::Option* bind =
-      verb.add_option("--bind", options->bind, "PORT:QUEUE to give a buffer, unless it has one");
-  verb.add_option("--buffer", options->buffer_bytes, "Bytes of that buffer [64MiB]")
+      verb.add_option("--bind", options->bind, "Queues to give a buffer, unless they have one")
+          ->option_text("PORT:QUEUE ...");
+  verb.add_option("--buffer", options->buffer_bytes, "Size of that buffer [64MiB]")
       ->transform(CLI::AsSizeValue(false))
+      ->option_text("BYTES")
       ->needs(bind);
-  AddMatchFlags(verb, options->match, options->priority);
-
-  CLI::App* output = verb.add_option_group("Output", "What to do with messages");
-  output->require_option(0, 1);
-  output->add_flag("--print")->description(
-      "A line for each message: time, source, bytes (default)");
-  output->add_flag("--hexdump", options->hexdump, "That line, and the payload");
-  output->add_flag("--count", options->count, "Rates every second; --json: totals as JSON");
-  output->add_option("--write", options->write_file, "Payload to a file; - is standard output");
-  CLI::Option* pcap =
-      output->add_option("--pcap", options->pcap_file, "Frames to a pcap file; - as above");
-
-  verb.add_option("-n,--messages", options->messages, "End after so many messages");
+  verb.add_option("-n,--messages", options->messages, "End after so many messages")
+      ->option_text("N");
   verb.add_option("--seconds", options->seconds, "End after so many seconds")
-      ->check(CLI::PositiveNumber);
-  CLI::Option* hold = verb.add_option("--hold", options->hold,
-                                      "Keep the last so many fragments before they are returned");
+      ->check(CLI::PositiveNumber)
+      ->option_text("S");
+  CLI::Option* hold =
+      verb.add_option("--hold", options->hold,
+                      "Return a fragment only when so many later ones have come [0]")
+          ->option_text("N");
   CLI::Option* stream =
-      verb.add_flag("--stream", options->stream, "Over gRPC, from a rx socket that exists")
+      verb.add_flag("--stream", options->stream, "Over gRPC, from a --socket that exists")
+          ->option_text(" ")
           ->needs(socket)
           ->excludes(frames)
           ->excludes(bind)
           ->excludes(hold);
   verb.add_flag("--keep", options->keep, "Leave what comes held, and print tokens; see `return`")
+      ->option_text(" ")
       ->needs(stream);
+
+  const std::vector<CLI::Option*> outputs = {
+      verb.add_flag("--print")->description("A line for each message: time, source, bytes"),
+      verb.add_flag("--hexdump", options->hexdump, "That line, and the payload"),
+      verb.add_flag("--count", options->count, "Rates every second; with --json totals as JSON"),
+      verb.add_option("--write", options->write_file, "Payload; - is standard output"),
+      verb.add_option("--pcap", options->pcap_file, "Frames, for tcpdump; - is standard output")};
+  for (CLI::Option* output : outputs) {
+    output->group("Output, one of these")
+        ->option_text(output->get_items_expected() > 0 ? "FILE" : " ");
+    for (CLI::Option* other : outputs) {
+      if (other != output) output->excludes(other);
+    }
+  }
+  const CLI::Option* pcap = outputs.back();
+
+  AddMatchFlags(verb, options->match, options->priority);
 
   verb.callback([&ctl, options, pcap] {
     if (*pcap && !options->frames && !options->stream) {

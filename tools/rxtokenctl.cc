@@ -11,7 +11,7 @@
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
+#include <optional>
 #include <vector>
 
 #include "rxtoken/v1/binding.grpc.pb.h"
@@ -30,33 +30,38 @@ int Fail(const Status& status) {
 }
 
 void AddMatchFlags(CLI::App& verb, v1::Match& match, std::int32_t& priority) {
-  const std::string group = "Match (what is not given matches everything)";
+  const std::string group = "Match, where what is not given matches everything";
+  const auto text = [&](const char* flag, const char* kind, const char* what, std::string* value) {
+    return verb.add_option(flag, *value, what)->option_text(kind)->group(group);
+  };
   const auto number = [&](const char* flag, const char* what, std::uint32_t low, std::uint32_t high,
                           void (v1::Match::*set)(std::uint32_t)) {
     return verb
         .add_option_function<std::uint32_t>(
             flag, [&match, set](const std::uint32_t& value) { (match.*set)(value); }, what)
         ->check(CLI::Range(low, high))
+        ->option_text("N")
         ->group(group);
   };
-  const auto text = [&](const char* flag, const char* what, std::string* value) {
-    return verb.add_option(flag, *value, what)->group(group);
-  };
-  CLI::Option* port = text("--port", "Name of a port", match.mutable_port());
-  number("--queue", "Queue of the port", 0, 65535, &v1::Match::set_queue)->needs(port);
-  number("--vlan", "VLAN ID of the outermost tag; 0 = untagged", 0, 4094, &v1::Match::set_vlan);
-  text("--src", "Source address or prefix: 10.0.0.0/8, 2001:db8::1", match.mutable_source());
-  text("--dst", "Destination address or prefix", match.mutable_destination());
+  CLI::Option* port = text("--port", "NAME", "Port of the daemon", match.mutable_port());
+  number("--queue", "Queue of that port", 0, 65535, &v1::Match::set_queue)->needs(port);
+  number("--vlan", "VLAN ID of the outermost tag, 0..4094; 0: untagged", 0, 4094,
+         &v1::Match::set_vlan);
+  text("--src", "PREFIX", "Source address: 10.0.0.0/8, 2001:db8::1", match.mutable_source());
+  text("--dst", "PREFIX", "Destination address", match.mutable_destination());
   CLI::Option* protocol =
-      number("--proto", "IP protocol: udp, tcp or a number", 0, 255, &v1::Match::set_protocol);
-  protocol->transform(CLI::Transformer({{"udp", "17"}, {"tcp", "6"}}, CLI::ignore_case));
+      number("--proto", "IP protocol: udp, tcp or its number", 0, 255, &v1::Match::set_protocol)
+          ->transform(CLI::Transformer({{"udp", "17"}, {"tcp", "6"}}, CLI::ignore_case))
+          ->option_text("PROTO");
   number("--sport", "Source port; needs --proto udp or tcp", 1, 65535, &v1::Match::set_source_port)
       ->needs(protocol);
   number("--dport", "Destination port; needs --proto udp or tcp", 1, 65535,
          &v1::Match::set_destination_port)
       ->needs(protocol);
-  verb.add_option("--priority", priority, "Highest wins; then the rule that fixes more bits")
+  verb.add_option("--priority", priority,
+                  "-32768..32767, highest wins; then the rule that fixes more bits [0]")
       ->check(CLI::Range(-32768, 32767))
+      ->option_text("N")
       ->group(group);
 }
 
@@ -196,6 +201,11 @@ CLI::App& AddVerb(CLI::App& noun, const std::string& name, const std::string& wh
   return *verb;
 }
 
+void AddName(CLI::App& verb, const std::string& label, const std::string& what,
+             std::string* value) {
+  verb.add_option(label, *value, what)->required()->option_text(" ");
+}
+
 // Makes `verb` call an RPC, and show the answer as JSON or by `show`. Answers the request,
 // for the verb's flags to fill; it lives as long as the verb.
 template <typename Stub, typename Request, typename Response>
@@ -232,7 +242,7 @@ void AddPort(CLI::App& app, Ctl& ctl) {
       get, ctl, &v1::Ports::Stub::GetPort, +[](const v1::Port& response) {
         std::cout << PortTable(std::array{response}) << '\n' << QueueTable(std::array{response});
       });
-  get.add_option("PORT", *request.mutable_name(), "Its name")->required();
+  AddName(get, "PORT", "Its name", request.mutable_name());
 }
 
 void ShowBinding(const v1::Binding& binding) { std::cout << BindingTable(std::array{binding}); }
@@ -242,7 +252,7 @@ void AddBinding(CLI::App& app, Ctl& ctl) {
       AddVerb(app, "bind", "Create a buffer and let queues receive into it, until `unbind`",
               "bind b0 p0:0 p0:1 --buffer 256MiB --page 2048");
   auto& request = SetCall(bind, ctl, &v1::Bindings::Stub::Bind, ShowBinding);
-  bind.add_option("NAME", *request.mutable_name(), "Of the binding")->required();
+  AddName(bind, "NAME", "Of the binding", request.mutable_name());
   bind.add_option_function<std::vector<std::string>>(
           "QUEUE",
           [&request](const std::vector<std::string>& queues) {
@@ -255,15 +265,18 @@ void AddBinding(CLI::App& app, Ctl& ctl) {
             }
           },
           "PORT:QUEUE, one or more")
-      ->required();
+      ->required()
+      ->option_text(" ");
   bind.add_option_function<std::uint64_t>(
           "--buffer", [&request](const std::uint64_t& bytes) { request.set_buffer_bytes(bytes); },
-          "Bytes of the buffer: 64MiB, 1GiB")
+          "Size of the buffer: 64MiB, 1GiB")
       ->transform(CLI::AsSizeValue(false))
+      ->option_text("BYTES")
       ->required();
   bind.add_option_function<std::uint32_t>(
-      "--page", [&request](const std::uint32_t& bytes) { request.set_page_bytes(bytes); },
-      "Bytes of a page: 2048, 4096, 16384 or 65536 [4096]");
+          "--page", [&request](const std::uint32_t& bytes) { request.set_page_bytes(bytes); },
+          "Size of a page: 2048, 4096, 16384 or 65536 [4096]")
+      ->option_text("BYTES");
   bind.add_option_function<int>(
           "--memory",
           [&request](const int& memory) { request.set_memory(static_cast<v1::Memory>(memory)); },
@@ -271,11 +284,12 @@ void AddBinding(CLI::App& app, Ctl& ctl) {
       ->transform(
           CLI::CheckedTransformer(std::map<std::string, int>{{"auto", v1::MEMORY_UNSPECIFIED},
                                                              {"plain", v1::MEMORY_PLAIN},
-                                                             {"huge", v1::MEMORY_HUGE}}));
+                                                             {"huge", v1::MEMORY_HUGE}}))
+      ->option_text("KIND");
 
   CLI::App& unbind = AddVerb(app, "unbind", "End a binding", "unbind b0");
   auto& unbind_request = SetCall(unbind, ctl, &v1::Bindings::Stub::Unbind, ShowBinding);
-  unbind.add_option("NAME", *unbind_request.mutable_name(), "Of the binding")->required();
+  AddName(unbind, "NAME", "Of the binding", unbind_request.mutable_name());
 
   CLI::App& binding = AddNoun(app, "binding", "What queues receive into");
   CLI::App& list = AddVerb(binding, "list", "All bindings", "binding list");
@@ -285,7 +299,7 @@ void AddBinding(CLI::App& app, Ctl& ctl) {
       });
   CLI::App& get = AddVerb(binding, "get", "One binding", "binding get b0");
   auto& get_request = SetCall(get, ctl, &v1::Bindings::Stub::GetBinding, ShowBinding);
-  get.add_option("NAME", *get_request.mutable_name(), "Of the binding")->required();
+  AddName(get, "NAME", "Of the binding", get_request.mutable_name());
 }
 
 void AddSocket(CLI::App& app, Ctl& ctl) {
@@ -298,13 +312,14 @@ void AddSocket(CLI::App& app, Ctl& ctl) {
       open, ctl, &v1::RxSockets::Stub::OpenRxSocket, +[](const v1::OpenRxSocketResponse& response) {
         std::cout << RxSocketTable(std::array{response.rx_socket()});
       });
-  open.add_option("NAME", *open_request.mutable_name(), "Of the rx socket")->required();
+  AddName(open, "NAME", "Of the rx socket", open_request.mutable_name());
   open.add_flag_callback(
       "--frames", [&open_request] { open_request.set_content(v1::CONTENT_FRAME); },
       "Deliver whole frames, not the payload of UDP datagrams");
   open.add_option_function<std::uint32_t>(
-      "--ring", [&open_request](const std::uint32_t& n) { open_request.set_ring_entries(n); },
-      "Descriptors per worker, a power of two [4096]");
+          "--ring", [&open_request](const std::uint32_t& n) { open_request.set_ring_entries(n); },
+          "Descriptors per worker, a power of two [4096]")
+      ->option_text("N");
 
   CLI::App& close =
       AddVerb(socket, "close", "Close a rx socket; its pages go back", "socket close s0");
@@ -313,7 +328,7 @@ void AddSocket(CLI::App& app, Ctl& ctl) {
       +[](const v1::CloseRxSocketResponse& response) {
         std::cout << "reclaimed " << response.reclaimed_fragments() << " fragments\n";
       });
-  close.add_option("NAME", *close_request.mutable_name(), "Of the rx socket")->required();
+  AddName(close, "NAME", "Of the rx socket", close_request.mutable_name());
 
   CLI::App& list = AddVerb(socket, "list", "All rx sockets", "socket list");
   SetCall(
@@ -331,7 +346,7 @@ void AddSocket(CLI::App& app, Ctl& ctl) {
                     << '\n';
         }
       });
-  get.add_option("NAME", *get_request.mutable_name(), "Of the rx socket")->required();
+  AddName(get, "NAME", "Of the rx socket", get_request.mutable_name());
   get.add_flag_callback(
       "--audit", [&get_request] { get_request.set_audit(true); },
       "Also count what is outstanding page by page; receiving stands still meanwhile");
@@ -345,7 +360,7 @@ void AddFlow(CLI::App& app, Ctl& ctl) {
   CLI::App& add = AddVerb(flow, "add", "Deliver matching frames to a rx socket",
                           "flow add s0 --port p0 --proto udp --dport 4000");
   auto& add_request = SetCall(add, ctl, &v1::Flows::Stub::AddFlow, ShowFlow);
-  add.add_option("SOCKET", *add_request.mutable_rx_socket(), "Name of the rx socket")->required();
+  AddName(add, "SOCKET", "Name of the rx socket", add_request.mutable_rx_socket());
   const auto priority = std::make_shared<std::int32_t>(0);
   AddMatchFlags(add, *add_request.mutable_match(), *priority);
   add.parse_complete_callback([&add_request, priority] { add_request.set_priority(*priority); });
@@ -354,14 +369,14 @@ void AddFlow(CLI::App& app, Ctl& ctl) {
     verb.add_option_function<std::uint64_t>(
             "FLOW", [&request](const std::uint64_t& id) { request.set_id(id); },
             "Number of the rule")
-        ->required();
+        ->required()
+        ->option_text(" ");
   };
   CLI::App& update =
       AddVerb(flow, "update", "Point a rule at another rx socket, in one step", "flow update 3 s1");
   auto& update_request = SetCall(update, ctl, &v1::Flows::Stub::UpdateFlow, ShowFlow);
   add_id(update, update_request);
-  update.add_option("SOCKET", *update_request.mutable_rx_socket(), "Name of the rx socket")
-      ->required();
+  AddName(update, "SOCKET", "Name of the rx socket", update_request.mutable_rx_socket());
 
   CLI::App& remove = AddVerb(flow, "delete", "Remove a rule", "flow delete 3");
   auto& remove_request = SetCall(
@@ -377,18 +392,25 @@ void AddFlow(CLI::App& app, Ctl& ctl) {
 
 // "5" or "0x28000000:16".
 Result<v1::TokenRange> ParseRange(const std::string& text) {
-  v1::TokenRange range;
-  std::istringstream in(text);
-  std::uint64_t first = 0, count = 1;
-  char colon = ':';
-  in >> std::setbase(0) >> first;
-  if (in && in.peek() != EOF) in >> colon >> count;
-  if (!in || in.peek() != EOF || colon != ':' || first > UINT32_MAX || count > UINT32_MAX) {
+  const auto number = [](const std::string& digits) -> std::optional<std::uint32_t> {
+    const bool hex = digits.starts_with("0x");
+    std::uint32_t value;
+    const char* end = digits.data() + digits.size();
+    const auto [last, error] =
+        std::from_chars(digits.data() + (hex ? 2 : 0), end, value, hex ? 16 : 10);
+    if (error != std::errc() || last != end) return std::nullopt;
+    return value;
+  };
+  const std::size_t colon = text.find(':');
+  const auto first = number(text.substr(0, colon));
+  const auto count = colon == std::string::npos ? 1 : number(text.substr(colon + 1));
+  if (!first || !count) {
     return Status(Code::kInvalidArgument,
                   "'" + text + "' is no range of tokens: use FIRST or FIRST:COUNT");
   }
-  range.set_first_token(static_cast<std::uint32_t>(first));
-  range.set_count(static_cast<std::uint32_t>(count));
+  v1::TokenRange range;
+  range.set_first_token(*first);
+  range.set_count(*count);
   return range;
 }
 
@@ -403,7 +425,7 @@ void AddReturn(CLI::App& app, Ctl& ctl) {
         }
         std::cout << table;
       });
-  verb.add_option("SOCKET", *request.mutable_rx_socket(), "Name of the rx socket")->required();
+  AddName(verb, "SOCKET", "Name of the rx socket", request.mutable_rx_socket());
   verb.add_option_function<std::vector<std::string>>(
           "RANGE",
           [&request](const std::vector<std::string>& ranges) {
@@ -414,7 +436,8 @@ void AddReturn(CLI::App& app, Ctl& ctl) {
             }
           },
           "FIRST or FIRST:COUNT, one or more; decimal, or hexadecimal with 0x")
-      ->required();
+      ->required()
+      ->option_text(" ");
 }
 
 // ---- stats -------------------------------------------------------------------------------
@@ -536,9 +559,9 @@ int Main(int argc, char** argv) {
       "`rxtokenctl VERB --help` explains a verb.");
   app.require_subcommand(1);
   app.fallthrough();
-  app.add_option("--run-dir", ctl.run_dir, "Directory of the daemon's sockets")
-      ->envname("RXTOKEN_RUN_DIR")
-      ->capture_default_str();
+  app.add_option("--run-dir", ctl.run_dir,
+                 "Directory of the daemon's sockets [$RXTOKEN_RUN_DIR, else " + ctl.run_dir + "]")
+      ->option_text("DIR");
   app.add_flag("--json", ctl.json, "Print JSON, not tables");
   AddPort(app, ctl);
   AddBinding(app, ctl);
@@ -548,6 +571,9 @@ int Main(int argc, char** argv) {
   AddStats(app, ctl);
   AddRecv(app, ctl);
   AddHealth(app, ctl);
+  app.failure_message([](const CLI::App*, const CLI::Error& error) {
+    return "rxtokenctl: " + std::string(error.what()) + "\nRun with --help for more.\n";
+  });
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
