@@ -14,8 +14,8 @@
 // so that lending and returning need no locked instruction. A fragment that is lent holds
 // its page through `uref`, this rx socket's count, and the lower half of `cell`, the count
 // over all rx sockets. Returning checks, in this order and before it writes anything: the
-// slot is in use on this lane; the buffer has the page; this worker owns the page; this rx
-// socket holds it.
+// slot is in use on this lane; the buffer has the page; this worker has lent the page; this
+// rx socket holds it.
 //
 // Hot path: Lend, Return, Drain.   Thread-safety: the lane's worker only.
 // Allocates: never, but address space for urefs when a slot is taken.   Blocks: never.
@@ -228,10 +228,9 @@ class Lane {
     const std::uint32_t page = token & (kMaxPagesPerBuffer - 1);
     if (view.outstanding == 0) return Refusal::kSlotNotInUse;
     if (page >= view.pages) return Refusal::kOutOfRange;
-    if (PageTable::Owner(view.cells[page].load(std::memory_order_relaxed)) !=
-        PageTable::OwnerBits(worker_)) {
-      return Refusal::kWrongOwner;
-    }
+    const std::uint32_t owner = PageTable::OwnerBits(worker_);
+    const std::uint32_t cell = view.cells[page].load(std::memory_order_relaxed);
+    if (!PageTable::LentBy(owner, cell)) return NotLent(owner, cell);
     if (view.urefs[page].load(std::memory_order_relaxed) == 0) return Refusal::kNotHeld;
     return Refusal::kCount;
   }
@@ -241,7 +240,8 @@ class Lane {
   }
 
   // Takes back all that is outstanding, whatever the application does, looking at no more
-  // than `budget` pages. True when nothing is left; else call again.
+  // than `budget` pages. True when nothing is left; else call again, with nothing lent or
+  // returned in between.
   template <Recycler R>
   bool Sweep(std::uint32_t budget, R& recycler) noexcept {
     const std::uint32_t owner = PageTable::OwnerBits(worker_);
@@ -252,9 +252,10 @@ class Lane {
         auto&& give = recycler.Open(*view.table);
         for (; view.outstanding != 0; sweep_page_++) {
           if (budget-- == 0) return false;
-          const std::uint32_t held = view.urefs[sweep_page_].load(std::memory_order_relaxed);
           const std::uint32_t cell = view.cells[sweep_page_].load(std::memory_order_relaxed);
-          if (held == 0 || PageTable::Owner(cell) != owner) continue;
+          if (!PageTable::LentBy(owner, cell)) continue;
+          const std::uint32_t held = view.urefs[sweep_page_].load(std::memory_order_relaxed);
+          if (held == 0) continue;
           view.urefs[sweep_page_].store(0, std::memory_order_relaxed);
           view.cells[sweep_page_].store(cell - held, std::memory_order_relaxed);
           view.outstanding -= held;
@@ -294,8 +295,8 @@ class Lane {
     for (const SlotView& view : views_) {
       if (view.outstanding == 0) continue;
       for (std::uint32_t page = 0; page < view.pages; page++) {
-        if (PageTable::Owner(view.cells[page].load(std::memory_order_relaxed)) ==
-            PageTable::OwnerBits(worker_)) {
+        if (PageTable::LentBy(PageTable::OwnerBits(worker_),
+                              view.cells[page].load(std::memory_order_relaxed))) {
           n += view.urefs[page].load(std::memory_order_relaxed);
         }
       }
@@ -327,6 +328,7 @@ class Lane {
       SlotView& view = views_[slot];
       if (view.table != &table) continue;
       if (view.outstanding != 0 || slots_->Rejoin(slot, worker_, table.binding())) {
+        view.urefs = slots_->urefs(slot);  // other ones, if it had another name in between
         lending_slot_ = slot;
         return true;
       }
@@ -356,6 +358,12 @@ class Lane {
     descriptors_->descriptors()[tail_++ & mask_] = time;
   }
 
+  // Why a page is refused that is not LentBy() us. Its uref is not looked at: another worker
+  // may lend the page now, and changes cell and uref one after the other.
+  static Refusal NotLent(std::uint32_t owner, std::uint32_t cell) noexcept {
+    return PageTable::Owner(cell) == owner ? Refusal::kNotHeld : Refusal::kWrongOwner;
+  }
+
   // Tokens from `i` on, as long as they are of `slot`. Moves `i` behind them.
   template <Recycler R>
   std::uint32_t ReturnRun(SlotView& view, std::span<const std::uint32_t> tokens,
@@ -376,8 +384,8 @@ class Lane {
         continue;
       }
       const std::uint32_t cell = cells[page].load(std::memory_order_relaxed);
-      if (PageTable::Owner(cell) != owner) [[unlikely]] {
-        Refuse(Refusal::kWrongOwner);
+      if (!PageTable::LentBy(owner, cell)) [[unlikely]] {
+        Refuse(NotLent(owner, cell));
         continue;
       }
       const std::uint32_t held = urefs[page].load(std::memory_order_relaxed);

@@ -26,7 +26,7 @@ class PageTable {
  public:
   static constexpr std::uint32_t kMaxLent = 0xFFFF;  // of one page, over all rx sockets
 
-  // `binding` is never reused while the process lives. `pool` is for whoever recycles pages.
+  // `binding` is not 0, and never reused while the process lives. `pool` is for whoever recycles pages.
   PageTable(std::uint32_t binding, std::uint32_t pages, void* pool)
       : cells_(pages), binding_(binding), pages_(pages), pool_(pool) {}
 
@@ -41,6 +41,11 @@ class PageTable {
   }
   static constexpr std::uint32_t Lent(std::uint32_t cell) noexcept { return cell & 0xFFFF; }
   static constexpr std::uint32_t Owner(std::uint32_t cell) noexcept { return cell & ~0xFFFFu; }
+  // True if the owner with these bits has lent the page. Asked by the owner, the answer and
+  // the page's urefs stand; a page that is not lent may be lent by another worker just now.
+  static constexpr bool LentBy(std::uint32_t owner_bits, std::uint32_t cell) noexcept {
+    return cell - owner_bits - 1 < kMaxLent;
+  }
 
  private:
   DemandZeroArray<std::atomic<std::uint32_t>> cells_;

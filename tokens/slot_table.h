@@ -22,6 +22,7 @@
 #include <atomic>
 #include <cstdint>
 #include <optional>
+#include <utility>
 
 #include "tokens/abi/limits.h"
 #include "tokens/demand_zero.h"
@@ -54,7 +55,7 @@ class SlotTable {
     for (std::uint32_t slot = 0; slot < kSlotsPerRxSocket; slot++) {
       if (Rejoin(slot, worker, table.binding())) return slot;
     }
-    for (;;) {
+    for (UrefArray urefs;;) {
       std::optional<std::uint32_t> oldest;
       std::uint64_t oldest_release = 0;
       for (std::uint32_t slot = 0; slot < kSlotsPerRxSocket; slot++) {
@@ -67,7 +68,9 @@ class SlotTable {
         }
       }
       if (!oldest) return std::nullopt;
-      if (Take(*oldest, worker, table)) return slots_[*oldest].urefs.ok() ? oldest : std::nullopt;
+      if (!urefs.ok()) urefs = UrefArray(table.pages());
+      if (!urefs.ok()) return std::nullopt;
+      if (Take(*oldest, worker, table.binding(), urefs)) return oldest;
     }
   }
 
@@ -83,7 +86,13 @@ class SlotTable {
   // Drops every slot that names `binding`, and the memory of its urefs.
   void Forget(std::uint32_t binding) noexcept {
     for (Slot& slot : slots_) {
-      if (Binding(slot.word.load(std::memory_order_acquire)) != binding) continue;
+      std::uint64_t unused = std::uint64_t{binding} << 16;
+      // order: acquire pairs with the release of the last user. If it fails, the slot names
+      // another binding, or a worker takes it for one just now.
+      if (!slot.word.compare_exchange_strong(unused, kBusy, std::memory_order_acquire,
+                                             std::memory_order_relaxed)) {
+        continue;
+      }
       slot.urefs = UrefArray();
       slot.released.store(0, std::memory_order_relaxed);
       slot.word.store(0, std::memory_order_release);
@@ -121,21 +130,21 @@ class SlotTable {
     return static_cast<std::uint32_t>(word >> 16);
   }
 
-  // Gives an unused slot to `table`'s binding. False: another worker was faster. Without
-  // memory the slot is left unused, with an array that is not ok().
-  bool Take(std::uint32_t slot, std::uint32_t worker, const PageTable& table) noexcept {
+  // Gives an unused slot, and the new `urefs` for the old ones, to `binding`. False: another
+  // worker was faster.
+  bool Take(std::uint32_t slot, std::uint32_t worker, std::uint32_t binding,
+            UrefArray& urefs) noexcept {
     Slot& s = slots_[slot];
     std::uint64_t word = s.word.load(std::memory_order_relaxed);
     if ((word & (kBusy | kWorkers)) != 0) return false;
-    // order: acquire pairs with the release of the last user: its urefs are all zero.
+    // order: acquire pairs with the release of the last user: nobody uses the old urefs.
     if (!s.word.compare_exchange_strong(word, kBusy, std::memory_order_acquire,
                                         std::memory_order_relaxed)) {
       return false;
     }
-    s.urefs = UrefArray(table.pages());
-    const std::uint64_t taken = std::uint64_t{table.binding()} << 16 | Bit(worker);
+    std::swap(s.urefs, urefs);
     // order: release pairs with the acquire in Rejoin(): publishes the array.
-    s.word.store(s.urefs.ok() ? taken : 0, std::memory_order_release);
+    s.word.store(std::uint64_t{binding} << 16 | Bit(worker), std::memory_order_release);
     return true;
   }
 
