@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/process/stream.h"
 
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <netpacket/packet.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -56,6 +58,33 @@ std::uint16_t InternetChecksum(std::span<const std::uint8_t> bytes) {
   for (std::size_t i = 0; i + 1 < bytes.size(); i += 2) sum += bytes[i] << 8 | bytes[i + 1];
   while (sum > 0xFFFF) sum = (sum & 0xFFFF) + (sum >> 16);
   return static_cast<std::uint16_t>(~sum);
+}
+
+bool Send(int fd, const Pace& pace,
+          const std::function<std::vector<std::uint8_t>(std::uint64_t)>& make) {
+  constexpr std::uint64_t kLot = 64;
+  std::uint64_t seen = 0;
+  for (std::uint64_t sent = 0; sent < pace.count;) {
+    const std::uint64_t lot = std::min(kLot, pace.count - sent);
+    const auto in_window = [&] { return (seen = pace.received()) + pace.window >= sent + lot; };
+    if (sent + lot > seen + pace.window && !WaitUntil(in_window)) return false;
+    std::array<std::vector<std::uint8_t>, kLot> packets;
+    std::array<iovec, kLot> vectors = {};
+    std::array<mmsghdr, kLot> messages = {};
+    for (std::uint64_t i = 0; i < lot; i++) {
+      packets[i] = make(sent + i);
+      vectors[i] = {packets[i].data(), packets[i].size()};
+      messages[i].msg_hdr.msg_iov = &vectors[i];
+      messages[i].msg_hdr.msg_iovlen = 1;
+    }
+    const int n = sendmmsg(fd, messages.data(), static_cast<unsigned>(lot), 0);
+    if (n <= 0) {
+      std::perror("sendmmsg");
+      return false;
+    }
+    sent += static_cast<std::uint64_t>(n);
+  }
+  return true;
 }
 
 }  // namespace
@@ -128,9 +157,7 @@ std::vector<std::uint8_t> PcapRecord(std::span<const std::uint8_t> frame) {
 }
 
 bool SendUdp(const std::string& address, std::uint16_t port, const Stream& stream,
-             std::uint64_t count, std::uint64_t window,
-             const std::function<std::uint64_t()>& received) {
-  constexpr std::uint64_t kLot = 64;
+             const Pace& pace) {
   addrinfo hints = {};
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
   hints.ai_socktype = SOCK_DGRAM;
@@ -139,31 +166,23 @@ bool SendUdp(const std::string& address, std::uint16_t port, const Stream& strea
     return false;
   }
   const int fd = socket(destination->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  bool ok = connect(fd, destination->ai_addr, destination->ai_addrlen) == 0;
+  const bool ok = connect(fd, destination->ai_addr, destination->ai_addrlen) == 0 &&
+                  Send(fd, pace, [&](std::uint64_t number) { return Datagram(stream, number); });
   freeaddrinfo(destination);
+  close(fd);
+  return ok;
+}
 
-  std::uint64_t sent = 0;
-  std::uint64_t seen = 0;
-  while (ok && sent < count) {
-    const std::uint64_t lot = std::min(kLot, count - sent);
-    if (sent + lot > seen + window) {
-      ok = WaitUntil([&] { return (seen = received()) + window >= sent + lot; });
-      continue;
-    }
-    std::array<std::vector<std::uint8_t>, kLot> payloads;
-    std::array<iovec, kLot> vectors = {};
-    std::array<mmsghdr, kLot> messages = {};
-    for (std::uint64_t i = 0; i < lot; i++) {
-      payloads[i] = Datagram(stream, sent + i);
-      vectors[i] = {payloads[i].data(), payloads[i].size()};
-      messages[i].msg_hdr.msg_iov = &vectors[i];
-      messages[i].msg_hdr.msg_iovlen = 1;
-    }
-    const int n = sendmmsg(fd, messages.data(), static_cast<unsigned>(lot), 0);
-    if (n < 0) std::perror("sendmmsg");
-    ok = n > 0;
-    sent += ok ? static_cast<std::uint64_t>(n) : 0;
-  }
+bool SendFrames(const std::string& interface, const FrameOptions& options, const Stream& stream,
+                const Pace& pace) {
+  const int fd = socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC, 0);
+  sockaddr_ll address = {};
+  address.sll_family = AF_PACKET;
+  address.sll_ifindex = static_cast<int>(if_nametoindex(interface.c_str()));
+  const bool ok = bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 &&
+                  Send(fd, pace, [&](std::uint64_t number) {
+                    return UdpFrame(options, Datagram(stream, number));
+                  });
   close(fd);
   return ok;
 }

@@ -39,11 +39,19 @@ std::vector<std::uint8_t> UdpFrame(const FrameOptions& options,
 std::vector<std::uint8_t> PcapHeader();
 std::vector<std::uint8_t> PcapRecord(std::span<const std::uint8_t> frame);
 
-// Sends datagrams 0 .. count - 1 from a kernel socket to an IPv4 or IPv6 address, in lots, and
-// never runs more than `window` ahead of what `received` answers: beyond that the kernel would drop
-// them. False if sending failed or the receiver made no progress.
+// Sends datagrams 0 .. count - 1 from a kernel socket, in lots, and never runs more than
+// `window` ahead of what `received` answers: beyond that the kernel would drop them. False if
+// sending failed or the receiver made no progress.
+struct Pace {
+  std::uint64_t count = 0;
+  std::uint64_t window = 0;
+  std::function<std::uint64_t()> received;
+};
+// From a UDP socket to an IPv4 or IPv6 address.
 bool SendUdp(const std::string& address, std::uint16_t port, const Stream& stream,
-             std::uint64_t count, std::uint64_t window,
-             const std::function<std::uint64_t()>& received);
+             const Pace& pace);
+// As frames from a packet socket, on an interface.
+bool SendFrames(const std::string& interface, const FrameOptions& options, const Stream& stream,
+                const Pace& pace);
 
 }  // namespace rxtoken::test
