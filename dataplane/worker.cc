@@ -275,14 +275,15 @@ void Worker::DeliverChain(RxQueue& queue, RxLane& lane, BufferPool& pool, rte_mb
   rte_mbuf* rest = mbuf;  // what lies behind the payload
   for (; rest != nullptr && (left != 0 || n == 0); rest = rest->next) {
     const auto* const data = rte_pktmbuf_mtod(rest, const std::uint8_t*);
-    const std::uint32_t skip = n == 0 ? skipped : 0;
+    const bool is_first = n == 0;
+    const std::uint32_t skip = is_first ? skipped : 0;
     const std::uint32_t length = std::min(left, rest->data_len - skip);
     left -= length;
     items[n++] = {.page = pool.PageOf(data),
                   .offset = static_cast<std::uint16_t>(pool.OffsetOf(data) + skip),
                   .length = static_cast<std::uint16_t>(length),
                   .flags = static_cast<std::uint8_t>(first.flags | (left != 0 ? kMoreFragments : 0)),
-                  .ip_header_distance = n == 0 ? first.ip_header_distance : std::uint8_t{0}};
+                  .ip_header_distance = is_first ? first.ip_header_distance : std::uint8_t{0}};
   }
   DropReason refused = DropReason::kCount;
   if (!lane.attached) {
