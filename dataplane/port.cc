@@ -303,6 +303,9 @@ Status Port::Configure(std::uint32_t spare_mbufs) {
   const auto tx_queues = std::min(rx_queues, info.max_tx_queues);
   rte_eth_conf conf = {};
   conf.rxmode.offloads = info.rx_offload_capa & RTE_ETH_RX_OFFLOAD_SCATTER;
+  // The kernel strips VLAN tags in any case, and the driver cannot put them back into our
+  // mbufs, so that it complains about each. The worker can: see Worker::RestoreVlanTag.
+  if (driver_ == "net_af_packet") conf.rxmode.offloads |= RTE_ETH_RX_OFFLOAD_VLAN_STRIP;
   const std::uint64_t rss =
       info.flow_type_rss_offloads & (RTE_ETH_RSS_IP | RTE_ETH_RSS_UDP | RTE_ETH_RSS_TCP);
   if (rx_queues > 1 && rss != 0) {

@@ -2,7 +2,9 @@
 #include "dataplane/worker.h"
 
 #include <pthread.h>
+#include <rte_byteorder.h>
 #include <rte_ethdev.h>
+#include <rte_ether.h>
 #include <rte_lcore.h>
 #include <rte_mbuf.h>
 #include <sched.h>
@@ -177,7 +179,10 @@ void Worker::ReceiveAllFrames(RxQueue& queue, CompiledRule& rule, RxLane& lane,
     const BufferPool& pool = *queue.pool;
     for (; run.n < n; run.n++) {
       const rte_mbuf* const mbuf = mbufs[run.n];
-      if (mbuf->pool != pool.mempool() || mbuf->nb_segs != 1) [[unlikely]] break;
+      if (mbuf->pool != pool.mempool() || mbuf->nb_segs != 1 ||
+          (mbuf->ol_flags & RTE_MBUF_F_RX_VLAN_STRIPPED) != 0) [[unlikely]] {
+        break;
+      }
       bytes += mbuf->data_len;
       const auto* const data = rte_pktmbuf_mtod(mbuf, const std::uint8_t*);
       run.items[run.n] = {.page = pool.PageOf(data),
@@ -194,7 +199,21 @@ void Worker::ReceiveAllFrames(RxQueue& queue, CompiledRule& rule, RxLane& lane,
   Deliver(queue, run);
 }
 
+// The driver took the VLAN tag out (af_packet does: the kernel hands it over beside the frame).
+// Applications get frames as they were on the wire, so it goes back, into the headroom.
+void Worker::RestoreVlanTag(rte_mbuf* mbuf) {
+  constexpr std::size_t kAddressBytes = 2 * RTE_ETHER_ADDR_LEN;
+  auto* const frame = reinterpret_cast<std::uint8_t*>(rte_pktmbuf_prepend(mbuf, RTE_VLAN_HLEN));
+  if (frame == nullptr) return;
+  std::memmove(frame, frame + RTE_VLAN_HLEN, kAddressBytes);
+  const std::array<rte_be16_t, 2> tag = {rte_cpu_to_be_16(RTE_ETHER_TYPE_VLAN),
+                                         rte_cpu_to_be_16(mbuf->vlan_tci)};
+  std::memcpy(frame + kAddressBytes, tag.data(), sizeof tag);
+  mbuf->ol_flags &= ~RTE_MBUF_F_RX_VLAN_STRIPPED;
+}
+
 void Worker::ReceiveFrame(RxQueue& queue, rte_mbuf* mbuf, Run& run) {
+  if ((mbuf->ol_flags & RTE_MBUF_F_RX_VLAN_STRIPPED) != 0) [[unlikely]] RestoreVlanTag(mbuf);
   queue.rx_bytes += mbuf->pkt_len;
   if (queue.pool == nullptr) [[unlikely]] {
     queue.Drop(DropReason::kNoBinding);

@@ -124,6 +124,7 @@ class Worker {
   void ReceiveAllFrames(RxQueue& queue, CompiledRule& rule, RxLane& lane, rte_mbuf** mbufs,
                         std::uint32_t n);
   void ReceiveFrame(RxQueue& queue, rte_mbuf* mbuf, Run& run);
+  static void RestoreVlanTag(rte_mbuf* mbuf);
   rte_mbuf* CopyIn(RxQueue& queue, rte_mbuf* mbuf);
   void Deliver(RxQueue& queue, const Run& run);
   void DeliverChain(RxQueue& queue, RxLane& lane, BufferPool& pool, rte_mbuf* mbuf,
