@@ -67,7 +67,7 @@ bool Send(int fd, const Pace& pace,
   for (std::uint64_t sent = 0; sent < pace.count;) {
     const std::uint64_t lot = std::min(kLot, pace.count - sent);
     const auto in_window = [&] { return (seen = pace.received()) + pace.window >= sent + lot; };
-    if (sent + lot > seen + pace.window && !WaitUntil(in_window)) return false;
+    if (pace.received && sent + lot > seen + pace.window && !WaitUntil(in_window)) return false;
     std::array<std::vector<std::uint8_t>, kLot> packets;
     std::array<iovec, kLot> vectors = {};
     std::array<mmsghdr, kLot> messages = {};

@@ -45,7 +45,7 @@ std::vector<std::uint8_t> PcapRecord(std::span<const std::uint8_t> frame);
 struct Pace {
   std::uint64_t count = 0;
   std::uint64_t window = 0;
-  std::function<std::uint64_t()> received;
+  std::function<std::uint64_t()> received = nullptr;  // null: no waiting
 };
 // From a UDP socket to an IPv4 or IPv6 address.
 bool SendUdp(const std::string& address, std::uint16_t port, const Stream& stream,
