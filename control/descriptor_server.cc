@@ -113,7 +113,7 @@ DescriptorServer::DescriptorServer(ControlLoop& loop, Manager& manager, UniqueFd
     : loop_(loop), manager_(manager), listener_(std::move(listener)) {}
 
 DescriptorServer::~DescriptorServer() {
-  while (!connections_.empty()) Close(connections_.begin()->first);
+  for (const auto& [fd, connection] : connections_) loop_.Unwatch(fd);
   loop_.Unwatch(listener_.get());
 }
 

@@ -29,7 +29,7 @@ class DescriptorServer {
   // Errors: kFailedPrecondition  the socket file cannot be made
   static Result<std::unique_ptr<DescriptorServer>> Start(ControlLoop& loop, Manager& manager,
                                                          const std::string& path);
-  // Ends all sessions.
+  // Closes all connections. What their sessions own is left to the dataplane's end.
   ~DescriptorServer();
 
  private:

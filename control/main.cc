@@ -210,7 +210,6 @@ void NotifyReady() {
 }
 
 int Serve(const Config& config, const UniqueFd& stop_signals) {
-  // Destroyed in reverse: calls end, sessions end, the dataplane stops, the sockets' files go.
   Result<RunDir> run_dir = RunDir::Claim(config.run_dir);
   if (!run_dir.ok()) {
     const bool busy = run_dir.status().code() == Code::kAlreadyExists;
@@ -247,6 +246,8 @@ int Serve(const Config& config, const UniqueFd& stop_signals) {
   }  // all calls have ended
   loop.Stop();
   control.join();
+  // Before the connections, so that applications find out that it is the daemon that stopped.
+  dataplane->reset();
   return exit_code;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "control/services.h"
 
+#include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
@@ -32,7 +33,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr seconds kLongestWait{10};      // for the control loop
-constexpr milliseconds kStopGrace{500};  // for calls that run when the server stops
+constexpr milliseconds kStopGrace{200};  // for calls that run when the server stops
 constexpr milliseconds kStreamNap{100};  // after which a stream looks whether it is cancelled
 constexpr int kMaxStreams = 64;
 constexpr int kMaxThreads = kMaxStreams + 64;  // a stream occupies one, other calls share
@@ -322,6 +323,9 @@ class GrpcServer final : public ApiServer {
       : ports_(daemon), bindings_(daemon), rx_sockets_(daemon), flows_(daemon), tokens_(daemon) {}
 
   Status Listen(const std::string& path) {
+    // Never given back: the last grpc_shutdown() of a process waits up to 10 s for a thread
+    // that polls.
+    grpc_init();
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ResourceQuota quota;
