@@ -81,12 +81,14 @@ Process::Process(const std::vector<std::string>& argv) {
     return;
   }
 
+  std::signal(SIGPIPE, SIG_IGN);  // Tell() to a process that has died is a failure, not our end
   const pid_t parent = getpid();
   pid_ = fork();
   if (pid_ == 0) {
     // Only async-signal-safe calls from here to exec.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(126);
+    std::signal(SIGPIPE, SIG_DFL);
     dup2(input[0], STDIN_FILENO);
     dup2(open(out.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600), STDOUT_FILENO);
     dup2(open(err.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600), STDERR_FILENO);
