@@ -71,7 +71,7 @@ class Random {
   std::uint64_t state_;
 };
 
-enum class Action { kLend, kPublish, kRead, kReturn, kDrain, kLie, kClose, kRebind };
+enum class Action { kLend, kPublish, kRead, kReturn, kDrain, kLie, kClose, kRebind, kMove };
 
 // Everything an operation does follows from its seed and the state it meets, so that a
 // sequence is still one when some of its operations are left out.
@@ -230,6 +230,7 @@ class World {
       case Action::kLie: Lie(random); break;
       case Action::kClose: Close(random); break;
       case Action::kRebind: Rebind(random); break;
+      case Action::kMove: Move(random); break;
     }
     if (recycler_.Take() != back_) Differ("pages that came back");
     back_.clear();
@@ -581,6 +582,25 @@ class World {
     coverage_->rebound++;
   }
 
+  // Pages go from one worker, or from outside, to another, as when a driver stops a queue.
+  void Move(Random& random) {
+    Binding& binding = *bindings_[random.Below(kBigBindings)];
+    log_ << "move pages of binding " << binding.table.binding();
+    const auto pick = [&] {
+      const std::uint32_t worker = random.Below(kWorkers + 1);
+      return worker == kWorkers ? kNotAWorker : worker;
+    };
+    this_worker = pick();
+    std::vector<void*> objects(random.Below(binding.pages.size()));
+    if (!binding.pool->Pop(objects.data(), static_cast<std::uint32_t>(objects.size()))) return;
+    for (void* object : objects) {
+      if (binding.free.erase(Binding::Page(object)) != 1) Differ("moved pages");
+    }
+    this_worker = pick();
+    binding.pool->Push(objects.data(), static_cast<std::uint32_t>(objects.size()));
+    for (void* object : objects) binding.free.insert(Binding::Page(object));
+  }
+
   // ---- the model -----------------------------------------------------------------------------
 
   std::optional<std::uint32_t> Pop(Binding& binding) {
@@ -730,6 +750,8 @@ std::vector<Operation> Sequence(std::uint64_t seed) {
       action = Action::kClose;
     } else if (dice < lend + 370) {
       action = Action::kRebind;
+    } else if (dice < lend + 375) {
+      action = Action::kMove;
     }
     operations.push_back({action, random.Next()});
   }
