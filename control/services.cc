@@ -9,14 +9,19 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <filesystem>
+#include <future>
 #include <limits>
 #include <semaphore>
+#include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -317,12 +322,33 @@ class TokensService final : public v1::Tokens::Service {
   std::atomic<bool> stopping_{false};
 };
 
+// Shuts down every connection to the Unix socket `path` that this process has accepted.
+// gRPC does not close one while it writes to a peer that does not read, and tells nobody its
+// descriptors; the kernel does.
+void CutConnections(const std::string& path) {
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored)) {
+    const int fd = std::stoi(entry.path().filename());
+    sockaddr_un address = {};
+    socklen_t bytes = sizeof(address);
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &bytes) == 0 &&
+        address.sun_family == AF_UNIX && path == address.sun_path) {
+      shutdown(fd, SHUT_RDWR);
+    }
+  }
+}
+
 class GrpcServer final : public ApiServer {
  public:
-  explicit GrpcServer(Daemon daemon)
-      : ports_(daemon), bindings_(daemon), rx_sockets_(daemon), flows_(daemon), tokens_(daemon) {}
+  GrpcServer(Daemon daemon, std::string path)
+      : path_(std::move(path)),
+        ports_(daemon),
+        bindings_(daemon),
+        rx_sockets_(daemon),
+        flows_(daemon),
+        tokens_(daemon) {}
 
-  Status Listen(const std::string& path) {
+  Status Listen() {
     // Never given back: the last grpc_shutdown() of a process waits up to 10 s for a thread
     // that polls.
     grpc_init();
@@ -331,7 +357,7 @@ class GrpcServer final : public ApiServer {
     grpc::ResourceQuota quota;
     quota.SetMaxThreads(kMaxThreads);
     grpc::ServerBuilder builder;
-    builder.AddListeningPort("unix:" + path, grpc::InsecureServerCredentials());
+    builder.AddListeningPort("unix:" + path_, grpc::InsecureServerCredentials());
     builder.SetResourceQuota(quota);
     builder.RegisterService(&ports_);
     builder.RegisterService(&bindings_);
@@ -339,9 +365,9 @@ class GrpcServer final : public ApiServer {
     builder.RegisterService(&flows_);
     builder.RegisterService(&tokens_);
     server_ = builder.BuildAndStart();
-    if (!server_ || chmod(path.c_str(), 0660) != 0) {
+    if (!server_ || chmod(path_.c_str(), 0660) != 0) {
       return Status(Code::kFailedPrecondition,
-                    "API socket '" + path + "': gRPC cannot listen there");
+                    "API socket '" + path_ + "': gRPC cannot listen there");
     }
     return Status();
   }
@@ -350,11 +376,19 @@ class GrpcServer final : public ApiServer {
     if (!server_) return;
     tokens_.Stop();
     server_->GetHealthCheckService()->SetServingStatus(false);
-    server_->Shutdown(std::chrono::system_clock::now() + kStopGrace);
+    // Waits for running calls, and cancels them after the grace.
+    auto calls_ended = std::async(std::launch::async, [&] {
+      server_->Shutdown(std::chrono::system_clock::now() + kStopGrace);
+    });
+    if (calls_ended.wait_for(2 * kStopGrace) == std::future_status::timeout) {
+      CutConnections(path_);
+    }
+    calls_ended.wait();
     server_->Wait();
   }
 
  private:
+  const std::string path_;
   PortsService ports_;
   BindingsService bindings_;
   RxSocketsService rx_sockets_;
@@ -367,8 +401,8 @@ class GrpcServer final : public ApiServer {
 
 Result<std::unique_ptr<ApiServer>> ApiServer::Start(ControlLoop& loop, Manager& manager,
                                                     const std::string& path) {
-  auto server = std::make_unique<GrpcServer>(Daemon{loop, manager});
-  const Status status = server->Listen(path);
+  auto server = std::make_unique<GrpcServer>(Daemon{loop, manager}, path);
+  const Status status = server->Listen();
   if (!status.ok()) return status;
   return std::unique_ptr<ApiServer>(std::move(server));
 }
