@@ -23,7 +23,7 @@ constexpr std::uint32_t kMaxQueues = 1024;
 constexpr std::uint32_t kMaxNicRingEntries = 65535;
 constexpr std::uint64_t kDefaultBufferBytes = 64u << 20;
 constexpr std::uint64_t kMax32 = std::numeric_limits<std::uint32_t>::max();
-constexpr std::int64_t kMaxCpu = 1023;
+constexpr int kMaxCpu = 1023;
 
 // The whole text as a decimal number in [min, max].
 std::optional<std::int64_t> ParseNumber(std::string_view text, std::int64_t min, std::int64_t max) {
@@ -65,6 +65,17 @@ std::optional<v1::Memory> ParseMemory(std::string_view text) {
   if (text == "huge") return v1::MEMORY_HUGE;
   return std::nullopt;
 }
+
+// A CPU number, or "any": not pinned (-1).
+std::optional<int> ParseCpu(std::string_view text) {
+  if (text == "any") return -1;
+  const auto cpu = ParseNumber(text, 0, kMaxCpu);
+  if (!cpu) return std::nullopt;
+  return static_cast<int>(*cpu);
+}
+
+constexpr std::string_view kCpuAllowed =
+    "a CPU number from 0 to 1023, or 'any' for one that is not pinned";
 
 // -- YAML -------------------------------------------------------------------------------------
 
@@ -177,7 +188,7 @@ void ReadWorkers(const Value& value, std::vector<int>& cpus) {
   }
   value.ForEach([&](const Value& worker) {
     int& cpu = cpus.emplace_back(-1);
-    worker.Map({{"cpu", [&](Value v) { cpu = static_cast<int>(v.Number(0, kMaxCpu)); }}});
+    worker.Map({{"cpu", [&](Value v) { cpu = v.Parsed(ParseCpu, kCpuAllowed); }}});
   });
   if (cpus.empty() || cpus.size() > kMaxWorkers) {
     value.Refuse("1.." + std::to_string(kMaxWorkers) + " workers");
@@ -399,14 +410,9 @@ Result<Item<v1::BindRequest>> ParseBindFlag(const std::string& text) {
 }
 
 Result<int> ParseWorkerFlag(const std::string& text) {
-  if (text == "any") return -1;
-  const auto cpu = ParseNumber(text, 0, kMaxCpu);
-  if (!cpu) {
-    return BadFlag("--worker", text,
-                   "a CPU number from 0 to " + std::to_string(kMaxCpu) +
-                       ", or 'any' for a worker that is not pinned");
-  }
-  return static_cast<int>(*cpu);
+  const auto cpu = ParseCpu(text);
+  if (!cpu) return BadFlag("--worker", text, kCpuAllowed);
+  return *cpu;
 }
 
 }  // namespace rxtoken

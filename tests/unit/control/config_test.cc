@@ -20,7 +20,7 @@ std::string Error(const std::string& text) {
 TEST(Config, EveryKeyIsRead) {
   const Result<Config> config = ParseConfig("f.yaml", R"(
 run_dir: /run/elsewhere
-workers: [{cpu: 2}, {}]
+workers: [{cpu: 2}, {cpu: any}, {}]
 poll: busy
 hugepages: true
 memory_mib: 512
@@ -43,7 +43,7 @@ flows:
 )");
   ASSERT_TRUE(config.ok()) << config.status().message();
   EXPECT_EQ(config->run_dir, "/run/elsewhere");
-  EXPECT_THAT(config->dataplane.worker_cpus, ElementsAre(2, -1));
+  EXPECT_THAT(config->dataplane.worker_cpus, ElementsAre(2, -1, -1));
   EXPECT_EQ(config->dataplane.poll, PollMode::kBusy);
   EXPECT_TRUE(config->dataplane.hugepages);
   EXPECT_EQ(config->dataplane.memory_mib, 512u);
