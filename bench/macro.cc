@@ -120,9 +120,10 @@ void Application(const Arguments& arguments, Shared& shared,
         const Descriptor& d = batch[i];
         if (d.kind != DescriptorKind::kFragment) continue;
         const PageToken token = PageToken::FromWire(d.token);
-        sum |= ReadPayload(buffer + (std::uint64_t{static_cast<std::uint32_t>(token.page())}
-                                     << page_shift) + d.offset,
-                           d.length, arguments.read_all);
+        sum |= ReadPayload(
+            buffer + (std::uint64_t{static_cast<std::uint32_t>(token.page())} << page_shift) +
+                d.offset,
+            d.length, arguments.read_all);
         socket.held[socket.last++ & mask] = d.token;
         received++;
       }
@@ -190,8 +191,8 @@ void* Map(int fd, std::size_t bytes, int protection) {
 void ApplicationProcess(const Arguments& arguments, Shared& shared, int socket) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   Pin(1);
-  const auto* buffer = static_cast<const std::uint8_t*>(
-      Map(ReceiveFd(socket), arguments.buffer_bytes, PROT_READ));
+  const auto* buffer =
+      static_cast<const std::uint8_t*>(Map(ReceiveFd(socket), arguments.buffer_bytes, PROT_READ));
   std::uint64_t capacity = 1;
   while (capacity < arguments.hold + 2 * kDefaultRingEntries) capacity *= 2;
   std::vector<ApplicationSocket> sockets;
@@ -200,8 +201,8 @@ void ApplicationProcess(const Arguments& arguments, Shared& shared, int socket) 
         Map(ReceiveFd(socket), DescriptorRingBytes(kDefaultRingEntries), PROT_READ));
     auto* returns = static_cast<ReturnRing*>(
         Map(ReceiveFd(socket), ReturnRingBytes(kDefaultRingEntries), PROT_READ | PROT_WRITE));
-    sockets.push_back({.lane = LaneReader(descriptors, returns),
-                       .held = std::vector<std::uint32_t>(capacity)});
+    sockets.push_back(
+        {.lane = LaneReader(descriptors, returns), .held = std::vector<std::uint32_t>(capacity)});
   }
   const char ready = 1;
   if (::write(socket, &ready, 1) != 1) Die("write");
@@ -249,7 +250,8 @@ void MeasureOurs(const Arguments& arguments) {
     sockets.push_back(OrDie(dataplane->OpenRxSocket(socket)));
   }
   for (std::uint32_t i = 0; i < (arguments.frames ? 1u : 16u); i++) {
-    FlowRule rule{.id = i + 1, .match = {}, .priority = 0, .rx_socket = sockets[i % sockets.size()]};
+    FlowRule rule{
+        .id = i + 1, .match = {}, .priority = 0, .rx_socket = sockets[i % sockets.size()]};
     if (!arguments.frames) rule.match = ExactFlow(i);
     rules.push_back(rule);
   }
@@ -310,9 +312,8 @@ void MeasureOurs(const Arguments& arguments) {
   shared->stop.store(2, std::memory_order_release);
   ::waitpid(application, nullptr, 0);
   if (shared->received.load() != end.lent) Die("the application did not see every fragment");
-  const auto ring_full =
-      after.drops[static_cast<std::size_t>(DropReason::kRingFull)] -
-      before.drops[static_cast<std::size_t>(DropReason::kRingFull)];
+  const auto ring_full = after.drops[static_cast<std::size_t>(DropReason::kRingFull)] -
+                         before.drops[static_cast<std::size_t>(DropReason::kRingFull)];
   std::printf("%.3f %.3f\n", static_cast<double>(after.messages - before.messages) / seconds / 1e6,
               static_cast<double>(ring_full) / seconds / 1e6);
 }
@@ -365,8 +366,9 @@ void MeasureBaseline(const Arguments& arguments) {
 
 Arguments Parse(int argc, char** argv) {
   Arguments arguments;
-  if (argc < 3) Die("usage: macro ours|bare|hold DEVICE [hold=N] [read=first|all] [rules=all|flows]"
-                    " [sockets=N] [seconds=S]");
+  if (argc < 3)
+    Die("usage: macro ours|bare|hold DEVICE [hold=N] [read=first|all] [rules=all|flows]"
+        " [sockets=N] [seconds=S]");
   arguments.mode = argv[1];
   arguments.device = argv[2];
   for (int i = 3; i < argc; i++) {
@@ -375,12 +377,18 @@ Arguments Parse(int argc, char** argv) {
     if (equals == argument.npos) Die("not NAME=VALUE: " + std::string(argument));
     const std::string_view name = argument.substr(0, equals);
     const char* value = argv[i] + equals + 1;
-    if (name == "hold") arguments.hold = static_cast<std::uint32_t>(std::atol(value));
-    else if (name == "read") arguments.read_all = std::string_view(value) == "all";
-    else if (name == "rules") arguments.frames = std::string_view(value) == "all";
-    else if (name == "sockets") arguments.sockets = static_cast<std::uint32_t>(std::atol(value));
-    else if (name == "seconds") arguments.seconds = std::atof(value);
-    else Die("unknown argument: " + std::string(name));
+    if (name == "hold")
+      arguments.hold = static_cast<std::uint32_t>(std::atol(value));
+    else if (name == "read")
+      arguments.read_all = std::string_view(value) == "all";
+    else if (name == "rules")
+      arguments.frames = std::string_view(value) == "all";
+    else if (name == "sockets")
+      arguments.sockets = static_cast<std::uint32_t>(std::atol(value));
+    else if (name == "seconds")
+      arguments.seconds = std::atof(value);
+    else
+      Die("unknown argument: " + std::string(name));
   }
   return arguments;
 }

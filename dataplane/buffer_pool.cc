@@ -34,8 +34,7 @@ int BufferPool::RegisterOps() {
 }
 
 BufferPool* BufferPool::Of(const rte_mempool* mempool) noexcept {
-  return mempool->ops_index == ops_index ? static_cast<BufferPool*>(mempool->pool_config)
-                                         : nullptr;
+  return mempool->ops_index == ops_index ? static_cast<BufferPool*>(mempool->pool_config) : nullptr;
 }
 
 BufferPool::BufferPool(std::unique_ptr<Buffer> buffer, std::uint32_t id)
@@ -60,13 +59,13 @@ Result<std::unique_ptr<BufferPool>> BufferPool::Create(std::unique_ptr<Buffer> b
   if (!pool->mbufs_.ok() || !pool->table_.ok()) return no_memory;
 
   // No cache: the pool itself is last in, first out, for each worker.
-  pool->mempool_ = rte_mempool_create_empty(
-      name.c_str(), pages, sizeof(rte_mbuf), 0, sizeof(rte_pktmbuf_pool_private), SOCKET_ID_ANY,
-      RTE_MEMPOOL_F_NO_SPREAD | RTE_MEMPOOL_F_NO_IOVA_CONTIG);
+  pool->mempool_ = rte_mempool_create_empty(name.c_str(), pages, sizeof(rte_mbuf), 0,
+                                            sizeof(rte_pktmbuf_pool_private), SOCKET_ID_ANY,
+                                            RTE_MEMPOOL_F_NO_SPREAD | RTE_MEMPOOL_F_NO_IOVA_CONTIG);
   if (pool->mempool_ == nullptr) {
-    return Status(Code::kResourceExhausted,
-                  "DPDK refuses another mempool (" + std::string(rte_strerror(rte_errno)) +
-                      "): unbind something, or raise memory_mib");
+    return Status(Code::kResourceExhausted, "DPDK refuses another mempool (" +
+                                                std::string(rte_strerror(rte_errno)) +
+                                                "): unbind something, or raise memory_mib");
   }
   const std::uint32_t page_bytes = pool->buffer_->page_bytes();
   rte_pktmbuf_pool_private settings = {};
@@ -75,9 +74,9 @@ Result<std::unique_ptr<BufferPool>> BufferPool::Create(std::unique_ptr<Buffer> b
   settings.flags = RTE_PKTMBUF_POOL_F_PINNED_EXT_BUF;
   rte_mempool_set_ops_byname(pool->mempool_, kOpsName, pool.get());
   rte_pktmbuf_pool_init(pool->mempool_, &settings);
-  const int added = rte_mempool_populate_iova(
-      pool->mempool_, reinterpret_cast<char*>(pool->mbufs_.data()), RTE_BAD_IOVA,
-      pool->mbufs_.size(), nullptr, nullptr);
+  const int added =
+      rte_mempool_populate_iova(pool->mempool_, reinterpret_cast<char*>(pool->mbufs_.data()),
+                                RTE_BAD_IOVA, pool->mbufs_.size(), nullptr, nullptr);
   if (added < 0 || pool->pages_ == nullptr || !pool->pages_->ok()) return no_memory;
   return pool;
 }

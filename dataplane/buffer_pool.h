@@ -92,8 +92,7 @@ class BufferPool {
   static int OpsPop(rte_mempool* mempool, void** objects, unsigned n);
   static unsigned OpsCount(const rte_mempool* mempool);
   static int OpsPopulate(rte_mempool* mempool, unsigned max, void* memory, rte_iova_t iova,
-                         std::size_t bytes, rte_mempool_populate_obj_cb_t* added,
-                         void* argument);
+                         std::size_t bytes, rte_mempool_populate_obj_cb_t* added, void* argument);
 
   std::unique_ptr<Buffer> buffer_;
   const std::uint8_t* buffer_data_;

@@ -91,8 +91,7 @@ class DataplaneImpl final : public Dataplane {
 DataplaneImpl::DataplaneImpl(const DataplaneOptions& options) {
   table_.Exchange(new FlowTable({}, ++tables_built_));
   for (std::uint32_t i = 0; i < options.worker_cpus.size(); i++) {
-    workers_.push_back(
-        std::make_unique<Worker>(i, options.worker_cpus[i], options.poll, &table_));
+    workers_.push_back(std::make_unique<Worker>(i, options.worker_cpus[i], options.poll, &table_));
   }
 }
 
@@ -193,8 +192,8 @@ Status DataplaneImpl::CheckPages(const BindingOptions& options) const {
         std::count_if(options.queues.begin(), options.queues.end(),
                       [&](const QueueRef& ref) { return ref.port == port; }));
     if (queues == 0) continue;
-    if (Status s = ports_[port].port->CheckPages(options.name, options.page_bytes, room, pages,
-                                                 queues);
+    if (Status s =
+            ports_[port].port->CheckPages(options.name, options.page_bytes, room, pages, queues);
         !s.ok()) {
       return s;
     }
@@ -302,8 +301,7 @@ std::vector<std::uint64_t> DataplaneImpl::ReapBindings() {
   std::vector<std::uint64_t> gone;
   for (auto it = bindings_.begin(); it != bindings_.end();) {
     Binding& binding = it->second;
-    if (!binding.draining ||
-        binding.pool->pages().available() != binding.pool->buffer().pages()) {
+    if (!binding.draining || binding.pool->pages().available() != binding.pool->buffer().pages()) {
       ++it;
       continue;
     }
@@ -400,9 +398,8 @@ std::uint64_t DataplaneImpl::Close(RxSocket& socket, CloseReason reason) {
       reclaimed += lane.lane.outstanding();
     });
     while (!done) {
-      worker->Call([&](Worker& w) {
-        done = socket.lane(w.index()).lane.Sweep(kSweepPages, w.recycler());
-      });
+      worker->Call(
+          [&](Worker& w) { done = socket.lane(w.index()).lane.Sweep(kSweepPages, w.recycler()); });
     }
   }
   socket.Detach();
@@ -536,8 +533,8 @@ Result<std::vector<RangeResult>> DataplaneImpl::ReturnTokens(std::uint64_t id,
 Result<std::unique_ptr<Dataplane>> Dataplane::Start(const DataplaneOptions& options) {
   const std::size_t workers = options.worker_cpus.size();
   if (workers == 0 || workers > kMaxWorkers) {
-    return Status(Code::kInvalidArgument, std::to_string(workers) + " workers; use 1 to " +
-                                              std::to_string(kMaxWorkers));
+    return Status(Code::kInvalidArgument,
+                  std::to_string(workers) + " workers; use 1 to " + std::to_string(kMaxWorkers));
   }
   if (Status s = StartEal(options); !s.ok()) return s;
   auto dataplane = std::make_unique<DataplaneImpl>(options);

@@ -42,15 +42,15 @@ struct DataplaneOptions {
   // kMaxWorkers entries.
   std::vector<int> worker_cpus = {-1};
   PollMode poll = PollMode::kAdaptive;
-  bool hugepages = false;  // DPDK's own memory in huge pages, and PCI devices probed
-  std::uint32_t memory_mib = 256;      // DPDK's own memory; buffers are not part of it
-  std::vector<std::string> eal_args;   // handed to DPDK as they are
+  bool hugepages = false;             // DPDK's own memory in huge pages, and PCI devices probed
+  std::uint32_t memory_mib = 256;     // DPDK's own memory; buffers are not part of it
+  std::vector<std::string> eal_args;  // handed to DPDK as they are
 };
 
 struct PortOptions {
   std::string name;
-  std::string device;               // "net_null0,size=64" or a PCI address "0000:03:00.0"
-  std::uint32_t queues = 1;         // receive queues, 1..1024
+  std::string device;                // "net_null0,size=64" or a PCI address "0000:03:00.0"
+  std::uint32_t queues = 1;          // receive queues, 1..1024
   std::uint32_t ring_entries = 512;  // of each queue; adjusted to what the driver takes
 };
 

@@ -65,9 +65,7 @@ struct FlowKey {
            std::uint64_t{protocol} << 32 | std::uint64_t{static_cast<std::uint8_t>(family)} << 40 |
            std::uint64_t{vlan} << 48;
   }
-  constexpr IpFamily family() const noexcept {
-    return static_cast<IpFamily>((w[1] >> 40) & 0xFF);
-  }
+  constexpr IpFamily family() const noexcept { return static_cast<IpFamily>((w[1] >> 40) & 0xFF); }
 };
 
 }  // namespace rxtoken

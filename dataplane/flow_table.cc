@@ -63,9 +63,8 @@ MaskedKey KeyOf(const FlowMatch& match) noexcept {
       all16(match.source_port.has_value()), all16(match.destination_port.has_value()),
       all8(match.protocol.has_value()), IpFamily{all8(family != IpFamily::kNone)},
       all16(match.vlan.has_value()));
-  value.w[1] = FlowKey::PortsWord(match.source_port.value_or(0),
-                                  match.destination_port.value_or(0), match.protocol.value_or(0),
-                                  family, match.vlan.value_or(0));
+  value.w[1] = FlowKey::PortsWord(match.source_port.value_or(0), match.destination_port.value_or(0),
+                                  match.protocol.value_or(0), family, match.vlan.value_or(0));
   const auto source_mask = PrefixMask(match.source.length);
   const auto destination_mask = PrefixMask(match.destination.length);
   if (family == IpFamily::kV4) {
@@ -107,8 +106,7 @@ FlowTable::SubTable::SubTable(const FlowKey& mask, std::span<CompiledRule* const
   }
 }
 
-FlowTable::FlowTable(std::span<CompiledRule* const> rules, std::uint64_t serial)
-    : serial_(serial) {
+FlowTable::FlowTable(std::span<CompiledRule* const> rules, std::uint64_t serial) : serial_(serial) {
   // Sorts tables into the order in which they are tried.
   struct Group {
     std::int32_t priority;

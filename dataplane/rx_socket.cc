@@ -23,9 +23,9 @@ Status RxSocket::Shared::Create(const std::string& name, std::size_t size) {
       return Status();
     }
   }
-  return Status(Code::kResourceExhausted, name + ": " + std::to_string(size) +
-                                              " bytes of shared memory cannot be had: " +
-                                              std::strerror(errno));
+  return Status(Code::kResourceExhausted,
+                name + ": " + std::to_string(size) +
+                    " bytes of shared memory cannot be had: " + std::strerror(errno));
 }
 
 // A file that the application could shrink would kill us by SIGBUS.
@@ -62,17 +62,16 @@ Result<std::unique_ptr<RxSocket>> RxSocket::Open(const RxSocketOptions& options,
     return s;
   }
   for (std::uint32_t worker = 0; worker < workers; worker++) {
-    auto* descriptors = reinterpret_cast<DescriptorRing*>(socket->descriptors_.data +
-                                                          worker * descriptor_stride);
-    auto* returns =
-        reinterpret_cast<ReturnRing*>(socket->returns_.data + worker * return_stride);
+    auto* descriptors =
+        reinterpret_cast<DescriptorRing*>(socket->descriptors_.data + worker * descriptor_stride);
+    auto* returns = reinterpret_cast<ReturnRing*>(socket->returns_.data + worker * return_stride);
     descriptors->magic = kAbiMagic;
     descriptors->abi_major = kAbiMajor;
     descriptors->abi_minor = kAbiMinor;
     descriptors->entries = entries;
     descriptors->worker = worker;
-    socket->lanes_.push_back(std::make_unique<RxLane>(worker, &socket->slots_, descriptors,
-                                                      returns, options.content));
+    socket->lanes_.push_back(
+        std::make_unique<RxLane>(worker, &socket->slots_, descriptors, returns, options.content));
   }
   if (Status s = socket->descriptors_.Seal(false); !s.ok()) return s;
   if (Status s = socket->returns_.Seal(true); !s.ok()) return s;
@@ -84,8 +83,8 @@ RxSocket::~RxSocket() { Detach(); }
 Result<Attachment> RxSocket::Attach() {
   int pair[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) != 0) {
-    return Status(Code::kResourceExhausted, "rx socket '" + options_.name +
-                                                "': no doorbell: " + std::strerror(errno));
+    return Status(Code::kResourceExhausted,
+                  "rx socket '" + options_.name + "': no doorbell: " + std::strerror(errno));
   }
   doorbell_ = pair[0];
   Attachment attachment{.descriptor_fd = descriptors_.fd,
@@ -98,8 +97,7 @@ Result<Attachment> RxSocket::Attach() {
     attachment.rings.emplace_back(
         reinterpret_cast<const DescriptorRing*>(descriptors_.data +
                                                 i * DescriptorRingBytes(options_.ring_entries)),
-        reinterpret_cast<ReturnRing*>(returns_.data +
-                                      i * ReturnRingBytes(options_.ring_entries)));
+        reinterpret_cast<ReturnRing*>(returns_.data + i * ReturnRingBytes(options_.ring_entries)));
   }
   return attachment;
 }

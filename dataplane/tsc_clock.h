@@ -20,7 +20,8 @@ class TscClock {
 
   std::uint64_t Now() noexcept {
     const std::uint64_t tsc = rte_rdtsc();
-    if (tsc - tsc_ > synchronise_after_) [[unlikely]] Synchronise(tsc);
+    if (tsc - tsc_ > synchronise_after_) [[unlikely]]
+      Synchronise(tsc);
     const std::uint64_t now =
         ns_ + static_cast<std::uint64_t>(static_cast<double>(tsc - tsc_) * ns_per_tick_);
     return last_ = std::max(last_, now);

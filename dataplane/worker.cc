@@ -135,8 +135,8 @@ std::uint32_t Worker::Receive(RxQueue& queue) {
   rte_mbuf* mbufs[kBurst];
   std::uint16_t burst = kBurst;
   if (queue.pages_per_frame != 0) [[unlikely]] {
-    burst = static_cast<std::uint16_t>(
-        queue.pool->pages().Reserve(kBurst * queue.pages_per_frame) / queue.pages_per_frame);
+    burst = static_cast<std::uint16_t>(queue.pool->pages().Reserve(kBurst * queue.pages_per_frame) /
+                                       queue.pages_per_frame);
     if (burst == 0) return 0;  // the frames wait in the driver's ring
   }
   const std::uint32_t n = rte_eth_rx_burst(queue.port_id, queue.queue, mbufs, burst);
@@ -170,8 +170,8 @@ std::uint32_t Worker::Receive(RxQueue& queue) {
 }
 
 // Every frame goes to one rx socket, whole: there is nothing to parse.
-void Worker::ReceiveAllFrames(RxQueue& queue, CompiledRule& rule, RxLane& lane,
-                              rte_mbuf** mbufs, std::uint32_t n) {
+void Worker::ReceiveAllFrames(RxQueue& queue, CompiledRule& rule, RxLane& lane, rte_mbuf** mbufs,
+                              std::uint32_t n) {
   Run run;
   run.Start(&lane, queue.pool);
   std::uint64_t bytes = 0;
@@ -213,7 +213,8 @@ void Worker::RestoreVlanTag(rte_mbuf* mbuf) {
 }
 
 void Worker::ReceiveFrame(RxQueue& queue, rte_mbuf* mbuf, Run& run) {
-  if ((mbuf->ol_flags & RTE_MBUF_F_RX_VLAN_STRIPPED) != 0) [[unlikely]] RestoreVlanTag(mbuf);
+  if ((mbuf->ol_flags & RTE_MBUF_F_RX_VLAN_STRIPPED) != 0) [[unlikely]]
+    RestoreVlanTag(mbuf);
   queue.rx_bytes += mbuf->pkt_len;
   if (queue.pool == nullptr) [[unlikely]] {
     queue.Drop(DropReason::kNoBinding);
@@ -237,8 +238,7 @@ void Worker::ReceiveFrame(RxQueue& queue, rte_mbuf* mbuf, Run& run) {
   ParsedFrame frame;
   const ParseStatus parsed = ParseFrame(data, mbuf->data_len, mbuf->pkt_len, frame);
   if (parsed != ParseStatus::kOk) [[unlikely]] {
-    queue.Drop(parsed == ParseStatus::kTruncated ? DropReason::kTruncated
-                                                 : DropReason::kMalformed);
+    queue.Drop(parsed == ParseStatus::kTruncated ? DropReason::kTruncated : DropReason::kMalformed);
     return Recycle(mbuf);
   }
   CompiledRule* const rule = FlowTable::Lookup(*queue.plan, frame.key);
@@ -283,9 +283,8 @@ void Worker::DeliverChain(RxQueue& queue, RxLane& lane, BufferPool& pool, rte_mb
                           const LendItem& first, std::uint32_t bytes) {
   std::array<LendItem, kMaxSegments> items;
   std::uint32_t n = 0;
-  const std::uint32_t skipped =
-      static_cast<std::uint32_t>(first.offset) -
-      pool.OffsetOf(rte_pktmbuf_mtod(mbuf, const std::uint8_t*));
+  const std::uint32_t skipped = static_cast<std::uint32_t>(first.offset) -
+                                pool.OffsetOf(rte_pktmbuf_mtod(mbuf, const std::uint8_t*));
   if (mbuf->nb_segs > kMaxSegments) {
     DropFor(queue, lane, 1, DropReason::kTooManySegments);
     return Recycle(mbuf);
@@ -298,11 +297,12 @@ void Worker::DeliverChain(RxQueue& queue, RxLane& lane, BufferPool& pool, rte_mb
     const std::uint32_t skip = is_first ? skipped : 0;
     const std::uint32_t length = std::min(left, rest->data_len - skip);
     left -= length;
-    items[n++] = {.page = pool.PageOf(data),
-                  .offset = static_cast<std::uint16_t>(pool.OffsetOf(data) + skip),
-                  .length = static_cast<std::uint16_t>(length),
-                  .flags = static_cast<std::uint8_t>(first.flags | (left != 0 ? kMoreFragments : 0)),
-                  .ip_header_distance = is_first ? first.ip_header_distance : std::uint8_t{0}};
+    items[n++] = {
+        .page = pool.PageOf(data),
+        .offset = static_cast<std::uint16_t>(pool.OffsetOf(data) + skip),
+        .length = static_cast<std::uint16_t>(length),
+        .flags = static_cast<std::uint8_t>(first.flags | (left != 0 ? kMoreFragments : 0)),
+        .ip_header_distance = is_first ? first.ip_header_distance : std::uint8_t{0}};
   }
   DropReason refused = DropReason::kCount;
   if (!lane.attached) {
@@ -363,9 +363,11 @@ rte_mbuf* Worker::CopyIn(RxQueue& queue, rte_mbuf* mbuf) {
 void Worker::Deliver(RxQueue& queue, const Run& run) {
   if (run.n == 0) return;
   RxLane& lane = *run.lane;
-  if (!lane.attached) [[unlikely]] return DropRun(queue, run, 0, DropReason::kNotAttached);
+  if (!lane.attached) [[unlikely]]
+    return DropRun(queue, run, 0, DropReason::kNotAttached);
   const std::uint32_t n = lane.lane.Room(run.n);
-  if (n == 0) [[unlikely]] return DropRun(queue, run, 0, DropReason::kRingFull);
+  if (n == 0) [[unlikely]]
+    return DropRun(queue, run, 0, DropReason::kRingFull);
   if (!lane.lane.Lend(run.pool->table(), std::span(run.items.data(), n), now_ns_)) [[unlikely]] {
     return DropRun(queue, run, 0, DropReason::kNoSlot);
   }
@@ -376,7 +378,8 @@ void Worker::Deliver(RxQueue& queue, const Run& run) {
     }
   }
   Lent(lane, n);
-  if (n != run.n) [[unlikely]] DropRun(queue, run, n, DropReason::kRingFull);
+  if (n != run.n) [[unlikely]]
+    DropRun(queue, run, n, DropReason::kRingFull);
 }
 
 void Worker::DropRun(RxQueue& queue, const Run& run, std::uint32_t from, DropReason reason) {
@@ -418,7 +421,8 @@ void Worker::Lent(RxLane& lane, std::uint32_t fragments) {
 void Worker::PublishAll() {
   for (RxLane* lane : to_publish_) {
     if (lane->lane.unpublished() != 0) lane->lane.Publish();
-    if (lane->lane.WantsDoorbell()) [[unlikely]] RingDoorbell(*lane);
+    if (lane->lane.WantsDoorbell()) [[unlikely]]
+      RingDoorbell(*lane);
     lane->to_publish = false;
   }
   to_publish_.clear();
@@ -478,9 +482,8 @@ void Worker::AddQueue(Port* port, std::uint32_t port_index, std::uint16_t queue)
 }
 
 RxQueue& Worker::FindQueue(const Port* port, std::uint16_t queue) {
-  return *std::find_if(queues_.begin(), queues_.end(), [&](const RxQueue& q) {
-    return q.port == port && q.queue == queue;
-  });
+  return *std::find_if(queues_.begin(), queues_.end(),
+                       [&](const RxQueue& q) { return q.port == port && q.queue == queue; });
 }
 
 void Worker::Attach(const Port* port, std::uint16_t queue, BufferPool* pool) {

@@ -35,16 +35,16 @@ namespace rxtoken {
 
 // A lane and what its worker needs to serve it. [w] except where it says otherwise.
 struct RxLane {
-  RxLane(std::uint32_t worker, SlotTable* slots, DescriptorRing* descriptors,
-         ReturnRing* returns, Content content_)
+  RxLane(std::uint32_t worker, SlotTable* slots, DescriptorRing* descriptors, ReturnRing* returns,
+         Content content_)
       : lane(worker, slots, descriptors, returns), content(content_) {}
 
   Lane lane;
   const Content content;
-  bool attached = false;       // an application reads the rings
-  bool to_publish = false;     // on Worker::to_publish_
-  bool holding = false;        // on Worker::holding_
-  int doorbell = -1;           // not owned
+  bool attached = false;    // an application reads the rings
+  bool to_publish = false;  // on Worker::to_publish_
+  bool holding = false;     // on Worker::holding_
+  int doorbell = -1;        // not owned
   std::uint64_t lent_at_drain = 0;
   std::uint64_t rung_ns = 0;
 };
@@ -98,11 +98,11 @@ class Worker {
 
  private:
   static constexpr std::uint16_t kBurst = 32;
-  static constexpr std::uint32_t kMaxSegments = 64;  // of a frame
-  static constexpr std::uint32_t kPublishLot = 64;   // fragments
-  static constexpr std::uint32_t kDrainLot = 128;    // fragments lent since the last drain
-  static constexpr std::uint32_t kFlushRounds = 8;   // a lot waits no longer than this
-  static constexpr std::uint32_t kVisitRounds = 4;   // between visits of lanes that hold pages
+  static constexpr std::uint32_t kMaxSegments = 64;     // of a frame
+  static constexpr std::uint32_t kPublishLot = 64;      // fragments
+  static constexpr std::uint32_t kDrainLot = 128;       // fragments lent since the last drain
+  static constexpr std::uint32_t kFlushRounds = 8;      // a lot waits no longer than this
+  static constexpr std::uint32_t kVisitRounds = 4;      // between visits of lanes that hold pages
   static constexpr std::uint64_t kDoorbellNs = 50'000;  // an application cannot have more
 
   struct Command {

@@ -48,7 +48,7 @@ ROOMS = [
     Room(r"client/", {STD, OS, GRPC, ABI, SDK, CLIENT}),
     Room(r"tools/", {STD, OS, GRPC, THIRD_PARTY, ABI, SDK, TOOLS}),
     # Only what tests the dataplane, or plays a network card's other end, knows DPDK.
-    Room(r"tests/(unit/dataplane/|process/.*_sender\.cc$)", ALL),
+    Room(r"tests/(unit/dataplane/|fuzz/|process/.*_sender\.cc$)", ALL),
     Room(r"tests/(unit/tokens|model)/", {STD, OS, TEST, ABI, TOKENS, TESTS}),
     Room(r"tests/", {STD, OS, GRPC, THIRD_PARTY, TEST, ABI, TOKENS, DATAPLANE_API, CONTROL,
                      CLIENT, SDK, TOOLS, TESTS}),

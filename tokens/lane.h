@@ -101,7 +101,8 @@ class Lane {
   // lent PageTable::kMaxLent times.
   bool Lend(const PageTable& table, std::span<const LendItem> items,
             std::uint64_t time_ns) noexcept {
-    if (!Prepare(table)) [[unlikely]] return false;
+    if (!Prepare(table)) [[unlikely]]
+      return false;
     if (const auto high = static_cast<std::uint32_t>(time_ns >> 32); high != time_high_)
         [[unlikely]] {
       AnnounceTime(high);
@@ -124,8 +125,8 @@ class Lane {
       urefs[item.page].store(urefs[item.page].load(std::memory_order_relaxed) + 1,
                              std::memory_order_relaxed);
       const std::uint64_t words[2] = {
-          static_cast<std::uint64_t>(DescriptorKind::kFragment) |
-              std::uint64_t{item.flags} << 8 | std::uint64_t{item.ip_header_distance} << 16 |
+          static_cast<std::uint64_t>(DescriptorKind::kFragment) | std::uint64_t{item.flags} << 8 |
+              std::uint64_t{item.ip_header_distance} << 16 |
               std::uint64_t{slot_bits | item.page} << 32,
           std::uint64_t{item.offset} | std::uint64_t{item.length} << 16 | time_low};
       std::memcpy(static_cast<void*>(&ring[tail & mask]), words, sizeof(words));
@@ -235,9 +236,7 @@ class Lane {
     return Refusal::kCount;
   }
 
-  void Refuse(Refusal reason) noexcept {
-    counters_.refusals[static_cast<std::size_t>(reason)]++;
-  }
+  void Refuse(Refusal reason) noexcept { counters_.refusals[static_cast<std::size_t>(reason)]++; }
 
   // Takes back all that is outstanding, whatever the application does, looking at no more
   // than `budget` pages. True when nothing is left; else call again, with nothing lent or
@@ -319,7 +318,8 @@ class Lane {
   // Makes lending_slot_ a slot of `table`, announced and in use. False: there is none.
   bool Prepare(const PageTable& table) noexcept {
     const SlotView& view = views_[lending_slot_];
-    if (view.table == &table && view.outstanding != 0) [[likely]] return true;
+    if (view.table == &table && view.outstanding != 0) [[likely]]
+      return true;
     return PrepareSlow(table);
   }
 
@@ -366,8 +366,8 @@ class Lane {
 
   // Tokens from `i` on, as long as they are of `slot`. Moves `i` behind them.
   template <Recycler R>
-  std::uint32_t ReturnRun(SlotView& view, std::span<const std::uint32_t> tokens,
-                          std::uint32_t slot, std::size_t& i, R& recycler) noexcept {
+  std::uint32_t ReturnRun(SlotView& view, std::span<const std::uint32_t> tokens, std::uint32_t slot,
+                          std::size_t& i, R& recycler) noexcept {
     std::atomic<std::uint32_t>* const cells = view.cells;
     std::atomic<std::uint32_t>* const urefs = view.urefs;
     const std::uint32_t pages = view.pages;

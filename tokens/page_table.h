@@ -26,7 +26,8 @@ class PageTable {
  public:
   static constexpr std::uint32_t kMaxLent = 0xFFFF;  // of one page, over all rx sockets
 
-  // `binding` is not 0, and never reused while the process lives. `pool` is for whoever recycles pages.
+  // `binding` is not 0, and never reused while the process lives. `pool` is for whoever recycles
+  // pages.
   PageTable(std::uint32_t binding, std::uint32_t pages, void* pool)
       : cells_(pages), binding_(binding), pages_(pages), pool_(pool) {}
 

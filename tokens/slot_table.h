@@ -39,9 +39,8 @@ class SlotTable {
     std::uint64_t word = slots_[slot].word.load(std::memory_order_relaxed);
     while (Binding(word) == binding && (word & kBusy) == 0) {
       // order: acquire pairs with the release in Take(): the uref array is there.
-      if (slots_[slot].word.compare_exchange_weak(word, word | Bit(worker),
-                                                  std::memory_order_acquire,
-                                                  std::memory_order_relaxed)) {
+      if (slots_[slot].word.compare_exchange_weak(
+              word, word | Bit(worker), std::memory_order_acquire, std::memory_order_relaxed)) {
         return true;
       }
     }

@@ -41,7 +41,7 @@ Receiver::Receiver(std::string name, std::span<const RingPair> rings, std::vecto
       map_buffer_(std::move(map_buffer)) {
   lanes_.reserve(rings.size());
   for (const RingPair& pair : rings) {
-    lanes_.emplace_back(pair);
+    lanes_.emplace_back(pair, static_cast<std::uint8_t>(lanes_.size()));
     lanes_.back().unsent.reserve(2 * kLot);
   }
 }
@@ -101,49 +101,92 @@ std::size_t Receiver::Poll(std::span<Message> out, Status& status) {
 }
 
 std::size_t Receiver::PollLane(Lane& lane, std::span<Message> out, Status& status) {
-  const auto lane_index = static_cast<std::uint8_t>(&lane - lanes_.data());
   std::array<Descriptor, kLot> descriptors;
-  std::size_t n = 0;
-  while (n < out.size()) {
+  Message* next = out.data();
+  Message* const end = next + out.size();
+  while (next != end) {
     // A descriptor completes one message at most, so all of these find room.
     const std::size_t got =
-        lane.reader.Poll(std::span(descriptors).first(std::min(kLot, out.size() - n)));
+        lane.reader.Poll(std::span(descriptors).first(std::min<std::size_t>(kLot, end - next)));
     std::size_t used = 0;
     for (; used < got; used++) {
       const Descriptor& descriptor = descriptors[used];
-      if (descriptor.kind == DescriptorKind::kFragment) {
-        Message& message = out[n];
-        if (!Locate(lane, lane_index, descriptor, message.first_)) {
-          status = ended_ = Status(Code::kInternal,
-                                   "rx socket '" + name_ + "': the daemon lent token " +
-                                       std::to_string(descriptor.token) +
-                                       ", which is outside its buffer: open another rx socket");
-          break;
-        }
-        const bool more = (descriptor.flags & kMoreFragments) != 0;
-        if (!more && lane.partial.empty()) [[likely]] {
-          Begin(message, lane, descriptor);
-          n++;
-        } else {
-          if (lane.partial.empty()) lane.partial_first = descriptor;
-          lane.partial.push_back(message.first_);
-          if (!more) {
-            FinishPartial(message, lane);
-            n++;
-          }
-        }
-      } else if (descriptor.kind == DescriptorKind::kSlotMapped) {
-        status = MapSlot(lane, descriptor);
+      const bool whole = descriptor.kind == DescriptorKind::kFragment &&
+                         (descriptor.flags & kMoreFragments) == 0 && lane.partial.empty();
+      if (whole && Locate(lane, descriptor, next->first_)) [[likely]] {
+        Begin(*next++, lane, descriptor);
+      } else {
+        if (TakeRare(lane, descriptor, *next, status)) next++;
         if (!status.ok()) break;
-      } else if (descriptor.kind == DescriptorKind::kTime) {
-        lane.time_high = std::uint64_t{descriptor.time_high} << 32;
       }
-      // Any other kind is news from a later minor version, which may be ignored.
     }
     if (used > 0) lane.reader.Consume(used);
     if (got == 0 || used < got) break;
   }
-  return n;
+  return next - out.data();
+}
+
+bool Receiver::Locate(const Lane& lane, const Descriptor& descriptor, Fragment& fragment) noexcept {
+  const PageToken token = PageToken::FromWire(descriptor.token);
+  const Buffer* buffer = lane.slots[static_cast<std::size_t>(token.slot())].get();
+  const auto page = static_cast<std::uint32_t>(token.page());
+  if (buffer == nullptr || page >= buffer->pages ||
+      std::uint32_t{descriptor.offset} + descriptor.length > buffer->page_bytes) [[unlikely]] {
+    return false;
+  }
+  fragment.data_ = buffer->data + std::size_t{page} * buffer->page_bytes + descriptor.offset;
+  fragment.token_.token = token;
+  fragment.token_.lane = lane.index;
+  fragment.offset_ = descriptor.offset;
+  fragment.length_ = descriptor.length;
+  return true;
+}
+
+void Receiver::Begin(Message& message, const Lane& lane, const Descriptor& first) noexcept {
+  message.owner_ = this;
+  message.count_ = 1;
+  message.size_ = first.length;
+  message.arrival_mono_ns_ = lane.time_high | first.time_low;
+  message.flags_ = first.flags;
+  message.ip_header_distance_ = first.ip_header_distance;
+}
+
+// Not inlined: it would cost the common case its registers.
+[[gnu::noinline]] bool Receiver::TakeRare(Lane& lane, const Descriptor& descriptor,
+                                          Message& message, Status& status) {
+  switch (descriptor.kind) {
+    case DescriptorKind::kFragment: {
+      Fragment fragment;
+      if (!Locate(lane, descriptor, fragment)) {
+        status = ended_ =
+            Status(Code::kInternal, "rx socket '" + name_ + "': the daemon lent token " +
+                                        std::to_string(descriptor.token) +
+                                        ", which is outside its buffer: open another rx socket");
+        return false;
+      }
+      if (lane.partial.empty()) lane.partial_first = descriptor;
+      lane.partial.push_back(fragment);
+      if ((descriptor.flags & kMoreFragments) != 0) return false;
+      FinishPartial(lane, message);
+      return true;
+    }
+    case DescriptorKind::kSlotMapped: status = MapSlot(lane, descriptor); return false;
+    case DescriptorKind::kTime:
+      lane.time_high = std::uint64_t{descriptor.time_high} << 32;
+      return false;
+  }
+  return false;  // news from a later minor version, which may be ignored
+}
+
+void Receiver::FinishPartial(Lane& lane, Message& message) {
+  Begin(message, lane, lane.partial_first);
+  message.first_ = lane.partial.front();
+  message.count_ = static_cast<std::uint32_t>(lane.partial.size());
+  message.more_ = std::make_unique<Fragment[]>(lane.partial.size());
+  std::copy(lane.partial.begin(), lane.partial.end(), message.more_.get());
+  message.size_ = 0;
+  for (const Fragment& fragment : lane.partial) message.size_ += fragment.length_;
+  lane.partial.clear();
 }
 
 Status Receiver::MapSlot(Lane& lane, const Descriptor& descriptor) {
@@ -156,43 +199,6 @@ Status Receiver::MapSlot(Lane& lane, const Descriptor& descriptor) {
   if (!buffer.ok()) return buffer.status();
   lane.slots[descriptor.slot] = std::move(*buffer);
   return Status();
-}
-
-bool Receiver::Locate(const Lane& lane, std::uint8_t lane_index, const Descriptor& descriptor,
-                      Fragment& fragment) noexcept {
-  const PageToken token = PageToken::FromWire(descriptor.token);
-  const Buffer* buffer = lane.slots[static_cast<std::size_t>(token.slot())].get();
-  const auto page = static_cast<std::uint32_t>(token.page());
-  if (buffer == nullptr || page >= buffer->pages ||
-      std::uint32_t{descriptor.offset} + descriptor.length > buffer->page_bytes) [[unlikely]] {
-    return false;
-  }
-  fragment.data_ = buffer->data + std::size_t{page} * buffer->page_bytes + descriptor.offset;
-  fragment.token_ = {token, lane_index};
-  fragment.offset_ = descriptor.offset;
-  fragment.length_ = descriptor.length;
-  return true;
-}
-
-// Precondition: message.first_ is there.
-void Receiver::Begin(Message& message, const Lane& lane, const Descriptor& first) noexcept {
-  message.owner_ = this;
-  message.count_ = 1;
-  message.size_ = message.first_.length_;
-  message.arrival_mono_ns_ = lane.time_high | first.time_low;
-  message.flags_ = first.flags;
-  message.ip_header_distance_ = first.ip_header_distance;
-}
-
-void Receiver::FinishPartial(Message& message, Lane& lane) {
-  message.first_ = lane.partial.front();
-  Begin(message, lane, lane.partial_first);
-  message.count_ = static_cast<std::uint32_t>(lane.partial.size());
-  message.more_ = std::make_unique<Fragment[]>(lane.partial.size());
-  std::copy(lane.partial.begin(), lane.partial.end(), message.more_.get());
-  message.size_ = 0;
-  for (const Fragment& fragment : lane.partial) message.size_ += fragment.length_;
-  lane.partial.clear();
 }
 
 bool Receiver::Sleep(steady_clock::time_point deadline) {
@@ -246,16 +252,13 @@ void Receiver::Return(std::span<Message> messages) noexcept {
   bool others = false;
   {
     std::lock_guard lock(mutex_);
-    std::uint64_t collected = 0;
     for (Message& message : messages) {
       if (message.owner_ == this) {
         Collect(message);
-        collected++;
       } else if (message.owner_ != nullptr) {
         others = true;
       }
     }
-    forgotten_ += collected;
     SendAll();
   }
   if (!others) return;
@@ -274,7 +277,6 @@ void Receiver::PutAside(Message& message) noexcept {
   {
     std::lock_guard lock(mutex_);
     Lane& lane = Collect(message);
-    forgotten_++;
     if (sleeping_ || lane.unsent.size() - lane.sent >= kLot) Send(lane);
     last = abandoned_ && forgotten_ == delivered_;
   }
@@ -301,9 +303,11 @@ Receiver::Lane& Receiver::Collect(Message& message) noexcept {
       lane.unsent.push_back(fragment.token_.token.wire());
     }
   }
+  forgotten_++;
   message.owner_ = nullptr;
   message.count_ = 0;
-  if (message.more_) [[unlikely]] message.more_.reset();
+  if (message.more_) [[unlikely]]
+    message.more_.reset();
   return lane;
 }
 

@@ -72,9 +72,10 @@ class Receiver {
 
  private:
   struct Lane {
-    explicit Lane(const RingPair& rings) : reader(rings.first, rings.second) {}
+    Lane(const RingPair& rings, std::uint8_t at) : reader(rings.first, rings.second), index(at) {}
 
     LaneReader reader;
+    const std::uint8_t index;
     // -- receiving half
     std::uint64_t time_high = 0;  // upper half of the arrival time, in place
     std::array<std::shared_ptr<const Buffer>, kSlotsPerRxSocket> slots;
@@ -90,12 +91,14 @@ class Receiver {
   // What is there now; 0 and a status that is not OK if that is an error.
   std::size_t Poll(std::span<Message> out, Status& status);
   std::size_t PollLane(Lane& lane, std::span<Message> out, Status& status);
-  Status MapSlot(Lane& lane, const Descriptor& descriptor);
   // False if the descriptor points outside the slot's buffer.
-  static bool Locate(const Lane& lane, std::uint8_t lane_index, const Descriptor& descriptor,
-                     Fragment& fragment) noexcept;
+  static bool Locate(const Lane& lane, const Descriptor& descriptor, Fragment& fragment) noexcept;
+  // All of a message but its fragments; `first` is that of its first fragment.
   void Begin(Message& message, const Lane& lane, const Descriptor& first) noexcept;
-  void FinishPartial(Message& message, Lane& lane);
+  // Whatever is not a message of one fragment. True if it completes `message`.
+  bool TakeRare(Lane& lane, const Descriptor& descriptor, Message& message, Status& status);
+  void FinishPartial(Lane& lane, Message& message);
+  Status MapSlot(Lane& lane, const Descriptor& descriptor);
   // Sleeps until the doorbell rings or `deadline`. False if a signal was handled.
   bool Sleep(std::chrono::steady_clock::time_point deadline);
   // Empties the doorbell; at its end of file, sets ended_.

@@ -39,18 +39,18 @@ enum class AttachKind : std::uint32_t {
 };
 
 struct AttachMessage {
-  std::uint32_t magic;       // kAbiMagic
-  std::uint16_t abi_major;   // kAbiMajor
-  std::uint16_t abi_minor;   // kAbiMinor
-  std::uint32_t kind;        // AttachKind
-  std::uint32_t code;        // answers: Code; 0 = granted
-  std::array<char, 32> key;  // kWelcome: session, kAttach: secret; 32 hex digits, no NUL
-  std::uint64_t id;          // kAttached: rx socket; kMapBuffer, kBuffer: binding
-  std::uint64_t bytes;       // kBuffer: size of the buffer
-  std::uint32_t page_bytes;  // kBuffer
-  std::uint32_t lanes;       // kAttached: how many rings each of the first two fds holds
-  std::uint32_t entries;     // kAttached: entries of each ring
-  std::uint32_t reserved;    // zero
+  std::uint32_t magic;         // kAbiMagic
+  std::uint16_t abi_major;     // kAbiMajor
+  std::uint16_t abi_minor;     // kAbiMinor
+  std::uint32_t kind;          // AttachKind
+  std::uint32_t code;          // answers: Code; 0 = granted
+  std::array<char, 32> key;    // kWelcome: session, kAttach: secret; 32 hex digits, no NUL
+  std::uint64_t id;            // kAttached: rx socket; kMapBuffer, kBuffer: binding
+  std::uint64_t bytes;         // kBuffer: size of the buffer
+  std::uint32_t page_bytes;    // kBuffer
+  std::uint32_t lanes;         // kAttached: how many rings each of the first two fds holds
+  std::uint32_t entries;       // kAttached: entries of each ring
+  std::uint32_t reserved;      // zero
   std::array<char, 168> text;  // answers with code not 0: NUL-terminated reason
 };
 static_assert(sizeof(AttachMessage) == 248);

@@ -13,23 +13,23 @@
 namespace rxtoken {
 
 //   X(enumerator, name, meaning)
-#define RXTOKEN_DROP_REASONS(X)                                                              \
-  X(kNoBinding, "no_binding", "the queue has no binding")                                    \
-  X(kNoRule, "no_rule", "no flow rule matches the frame")                                    \
-  X(kTruncated, "truncated", "a header or length field reaches past the end of the frame")   \
-  X(kMalformed, "malformed", "a header field has a value that its protocol forbids")         \
-  X(kNotAttached, "not_attached", "the rx socket has no application attached")               \
-  X(kRingFull, "ring_full", "the rx socket's descriptor ring is full")                       \
-  X(kNoSlot, "no_slot", "all 32 slots of the rx socket have outstanding tokens")             \
-  X(kPageLimit, "page_limit", "the page is outstanding 65535 times already")                 \
-  X(kTooManySegments, "too_many_segments", "the frame is spread over more than 64 pages") \
+#define RXTOKEN_DROP_REASONS(X)                                                            \
+  X(kNoBinding, "no_binding", "the queue has no binding")                                  \
+  X(kNoRule, "no_rule", "no flow rule matches the frame")                                  \
+  X(kTruncated, "truncated", "a header or length field reaches past the end of the frame") \
+  X(kMalformed, "malformed", "a header field has a value that its protocol forbids")       \
+  X(kNotAttached, "not_attached", "the rx socket has no application attached")             \
+  X(kRingFull, "ring_full", "the rx socket's descriptor ring is full")                     \
+  X(kNoSlot, "no_slot", "all 32 slots of the rx socket have outstanding tokens")           \
+  X(kPageLimit, "page_limit", "the page is outstanding 65535 times already")               \
+  X(kTooManySegments, "too_many_segments", "the frame is spread over more than 64 pages")  \
   X(kNoPage, "no_page", "no free page to copy a frame into that arrived outside the binding")
 
 //   X(enumerator, name, meaning)
-#define RXTOKEN_REFUSALS(X)                                                                 \
-  X(kSlotNotInUse, "slot_not_in_use", "nothing is outstanding under the token's slot")      \
-  X(kOutOfRange, "out_of_range", "the buffer has no such page")                             \
-  X(kWrongOwner, "wrong_owner", "the page is another worker's")    \
+#define RXTOKEN_REFUSALS(X)                                                                  \
+  X(kSlotNotInUse, "slot_not_in_use", "nothing is outstanding under the token's slot")       \
+  X(kOutOfRange, "out_of_range", "the buffer has no such page")                              \
+  X(kWrongOwner, "wrong_owner", "the page is another worker's")                              \
   X(kNotHeld, "not_held", "the rx socket does not hold the page: returned twice, or forged") \
   X(kBadRing, "bad_ring", "the return ring's tail is further ahead than the ring is long")
 

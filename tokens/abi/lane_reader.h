@@ -77,9 +77,7 @@ class LaneReader {
 
   // True once the daemon ended the rx socket. What was published before is still readable,
   // but the pages were taken back: payload may change under the reader.
-  bool closed() const noexcept {
-    return descriptors_->closed.load(std::memory_order_acquire) != 0;
-  }
+  bool closed() const noexcept { return descriptors_->closed.load(std::memory_order_acquire) != 0; }
 
  private:
   const DescriptorRing* descriptors_;
