@@ -27,10 +27,12 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "tokens/abi/limits.h"
+#include "tokens/batch_stack.h"
 #include "tokens/demand_zero.h"
 #include "tokens/worker_id.h"
 
@@ -45,10 +47,12 @@ class PagePool {
   explicit PagePool(std::span<void* const> objects)
       : size_(static_cast<std::uint32_t>(objects.size())),
         batches_(size_ / kBatch + 1),
-        next_(std::make_unique<std::atomic<std::uint32_t>[]>(batches_)),
-        batch_objects_(std::size_t{batches_} * kBatch) {
+        links_(std::make_unique<std::atomic<std::uint32_t>[]>(batches_)),
+        batch_objects_(std::size_t{batches_} * kBatch),
+        full_(links_.get()),
+        empty_(links_.get()) {
     for (Stack& stack : stacks_) stack.objects = DemandZeroArray<void*>(size_);
-    for (std::uint32_t b = 0; b < batches_; b++) Put(empty_, b);
+    for (std::uint32_t b = 0; b < batches_; b++) empty_.Put(b);
     if (!ok()) return;
     // The first of `objects` end on top: the stack is filled from the bottom up, what does
     // not make a whole batch outside, the rest in the depot.
@@ -105,7 +109,8 @@ class PagePool {
     return std::min(count, wanted);
   }
 
-  // Objects that are in the pool; exact when nobody pushes or pops, else never too many.
+  // Objects that are in the pool; exact when nobody pushes or pops, and never too many while
+  // nobody pops.
   std::uint32_t available() const noexcept {
     // order: acquire pairs with the release in Spill(): a batch that is in the depot is not
     // seen on its stack any more.
@@ -150,11 +155,11 @@ class PagePool {
 
   // Adds one batch, from the depot or from what lies outside; the new count.
   std::uint32_t Refill(Stack& stack, std::uint32_t count) noexcept {
-    if (const std::uint32_t batch = Take(full_); batch != kNone) {
+    if (const std::optional<std::uint32_t> batch = full_.Take()) {
       full_count_.fetch_sub(1, std::memory_order_relaxed);
-      std::memcpy(stack.objects.data() + count, &batch_objects_[std::size_t{batch} * kBatch],
+      std::memcpy(stack.objects.data() + count, &batch_objects_[std::size_t{*batch} * kBatch],
                   kBatch * sizeof(void*));
-      Put(empty_, batch);
+      empty_.Put(*batch);
       count += kBatch;
     } else if (Stack& outside = stacks_[kMaxWorkers];
                &stack != &outside && outside.count.load(std::memory_order_relaxed) != 0 &&
@@ -174,39 +179,12 @@ class PagePool {
   // Moves kBatch objects to the depot. There is always an empty batch: the full ones hold
   // distinct objects, and there is one batch more than full ones can be.
   void Spill(void* const* objects) noexcept {
-    const std::uint32_t batch = Take(empty_);
+    const std::uint32_t batch = *empty_.Take();
     std::memcpy(&batch_objects_[std::size_t{batch} * kBatch], objects, kBatch * sizeof(void*));
-    Put(full_, batch);
+    // First the count, so that who takes the batch does not count it out before it is in.
+    // order: release pairs with the acquire in available().
     full_count_.fetch_add(1, std::memory_order_release);
-  }
-
-  // The two lock-free stacks of batches: low half the top batch + 1, high half a tag that
-  // changes with every take, so that a compare-exchange cannot mistake an old top for a
-  // new one.
-  static constexpr std::uint32_t kNone = ~0u;
-
-  void Put(std::atomic<std::uint64_t>& head, std::uint32_t batch) noexcept {
-    std::uint64_t old = head.load(std::memory_order_relaxed);
-    do {
-      next_[batch].store(static_cast<std::uint32_t>(old), std::memory_order_relaxed);
-      // order: release publishes the batch's content and its link.
-    } while (!head.compare_exchange_weak(old, (old & ~0xFFFF'FFFFull) | (batch + 1),
-                                         std::memory_order_release, std::memory_order_relaxed));
-  }
-
-  std::uint32_t Take(std::atomic<std::uint64_t>& head) noexcept {
-    // order: acquire pairs with the release in Put(): the link, then the content.
-    std::uint64_t old = head.load(std::memory_order_acquire);
-    for (;;) {
-      const auto top = static_cast<std::uint32_t>(old);
-      if (top == 0) return kNone;
-      const std::uint64_t below = next_[top - 1].load(std::memory_order_relaxed);
-      const std::uint64_t tag = (old & ~0xFFFF'FFFFull) + (1ull << 32);
-      if (head.compare_exchange_weak(old, tag | below, std::memory_order_acquire,
-                                     std::memory_order_acquire)) {
-        return top - 1;
-      }
-    }
+    full_.Put(batch);
   }
 
   std::uint32_t size_;
@@ -216,11 +194,11 @@ class PagePool {
   std::array<Stack, kMaxWorkers + 1> stacks_;  // the last is for threads that are no workers
 
   // depot
-  alignas(kWriterAlignBytes) std::atomic<std::uint64_t> full_{0};
-  std::atomic<std::uint32_t> full_count_{0};
-  alignas(kWriterAlignBytes) std::atomic<std::uint64_t> empty_{0};
-  std::unique_ptr<std::atomic<std::uint32_t>[]> next_;
+  std::unique_ptr<std::atomic<std::uint32_t>[]> links_;
   std::vector<void*> batch_objects_;
+  BatchStack full_;
+  BatchStack empty_;
+  std::atomic<std::uint32_t> full_count_{0};
 };
 
 }  // namespace rxtoken

@@ -52,8 +52,9 @@ class Scheduler {
   void Yield();
   // One of `n` alternatives; anything but 0 is a deviation, unless it is `free`.
   unsigned Choose(unsigned n, bool free = false);
-  void Fail(const char* what);
-  bool OnAStack(std::uintptr_t address) const noexcept;
+  void Fail(const std::string& what);
+  // Memory that each thread has for itself: a stack, or `this_worker`.
+  bool IsPrivate(std::uintptr_t address) const noexcept;
   // Frees `memory` by `release` when the run is over, and watches it until then.
   void FreeLater(void* memory, std::size_t bytes, void (*release)(void*, std::size_t));
 
@@ -86,6 +87,7 @@ class Scheduler {
 
   void RunOnce(const std::function<void(Scenario&)>& setup);
   bool NextTrail();
+  void Start(const Scenario& scenario);
   std::string Schedule() const;
   void Replay(const char* schedule);
   static void Enter();

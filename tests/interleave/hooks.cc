@@ -28,7 +28,7 @@ std::uintptr_t Address(const volatile void* p) { return reinterpret_cast<std::ui
 
 void Plain(const void* p, std::size_t bytes, bool write) {
   Scheduler* const s = Scheduler::Active();
-  if (s == nullptr || s->OnAStack(Address(p))) return;
+  if (s == nullptr || s->IsPrivate(Address(p))) return;
   const Scheduler::Inside inside;
   s->memory().Plain(s->current(), Address(p), bytes, write);
 }

@@ -2,6 +2,7 @@
 #include "tests/interleave/memory.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 
 namespace rxtoken::interleave {
@@ -9,10 +10,16 @@ namespace {
 
 bool Acquires(int order) { return order != __ATOMIC_RELAXED && order != __ATOMIC_RELEASE; }
 
+std::string Where(std::uintptr_t address) {
+  std::array<char, 32> text;
+  std::snprintf(text.data(), text.size(), " at %#zx", static_cast<std::size_t>(address));
+  return text.data();
+}
+
 }  // namespace
 
 Memory::Memory(bool ignore_release, std::function<unsigned(unsigned)> choose,
-               std::function<void(const char*)> fail)
+               std::function<void(const std::string&)> fail)
     : ignore_release_(ignore_release), choose_(std::move(choose)), fail_(std::move(fail)) {
   for (unsigned t = 0; t < kMaxThreads; t++) threads_[t].now[t] = 1;
 }
@@ -27,8 +34,8 @@ bool Memory::Releases(int order) const {
 }
 
 // A location starts with what the memory holds, which happened before everything.
-Memory::Location& Memory::At(std::uintptr_t address, unsigned bytes) {
-  CheckFreed(address, bytes);
+Memory::Location& Memory::At(unsigned t, std::uintptr_t address, unsigned bytes) {
+  CheckFreed(t, address, bytes);
   Location& location = locations_[address];
   if (location.values.empty()) {
     std::uint64_t value = 0;
@@ -44,7 +51,7 @@ void Memory::Acquire(unsigned t, const Value& value, int order) {
 }
 
 std::uint64_t Memory::Load(unsigned t, std::uintptr_t address, unsigned bytes, int order) {
-  Location& location = At(address, bytes);
+  Location& location = At(t, address, bytes);
   Thread& thread = threads_[t];
   if (order == __ATOMIC_SEQ_CST) Join(thread.now, consistent_);
   const std::size_t n = location.values.size();
@@ -61,7 +68,7 @@ std::uint64_t Memory::Load(unsigned t, std::uintptr_t address, unsigned bytes, i
 }
 
 std::uint64_t Memory::Newest(unsigned t, std::uintptr_t address, unsigned bytes, int order) {
-  Location& location = At(address, bytes);
+  Location& location = At(t, address, bytes);
   if (order == __ATOMIC_SEQ_CST) Join(threads_[t].now, consistent_);
   location.seen[t] = location.values.size() - 1;
   Acquire(t, location.values.back(), order);
@@ -77,7 +84,7 @@ void Memory::Store(unsigned t, std::uintptr_t address, unsigned bytes, std::uint
 // `chained`: by a read-modify-write, which hands on what the value before it has released.
 void Memory::Append(unsigned t, std::uintptr_t address, unsigned bytes, std::uint64_t value,
                     int order, bool chained) {
-  Location& location = At(address, bytes);
+  Location& location = At(t, address, bytes);
   Thread& thread = threads_[t];
   Value next{.value = value,
              .released = Releases(order) ? thread.now : thread.fenced,
@@ -103,7 +110,7 @@ void Memory::Fence(unsigned t, int order) {
 }
 
 void Memory::Plain(unsigned t, std::uintptr_t address, std::size_t bytes, bool write) {
-  CheckFreed(address, bytes);
+  CheckFreed(t, address, bytes);
   const Thread& thread = threads_[t];
   const std::uintptr_t end = address + bytes;
   for (std::uintptr_t eight = address & ~std::uintptr_t{7}; eight < end; eight += 8) {
@@ -117,7 +124,9 @@ void Memory::Plain(unsigned t, std::uintptr_t address, std::size_t bytes, bool w
     for (const Access& other : accesses) {
       if (other.thread != t && (other.bytes & mask) != 0 && (other.write || write) &&
           thread.now[other.thread] < other.when) {
-        fail_("race: two threads touch the same memory, one writes, nothing orders them");
+        fail_(std::string("race: nothing orders the ") + (write ? "write" : "read") +
+              " of thread " + std::to_string(t) + " after the " + (other.write ? "write" : "read") +
+              " of thread " + std::to_string(other.thread) + Where(address));
       }
     }
     std::erase_if(accesses, [&](const Access& mine) {
@@ -132,9 +141,10 @@ void Memory::Leave(unsigned t, std::uintptr_t mutex) {
   threads_[t].now[t]++;
 }
 
-void Memory::CheckFreed(std::uintptr_t address, std::size_t bytes) {
+void Memory::CheckFreed(unsigned t, std::uintptr_t address, std::size_t bytes) {
   for (const auto& [start, length] : freed_) {
-    if (address < start + length && start < address + bytes) fail_("use of memory that is freed");
+    if (address < start + length && start < address + bytes)
+      fail_("thread " + std::to_string(t) + " uses memory that is freed" + Where(address));
   }
 }
 

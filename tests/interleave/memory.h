@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -31,7 +32,7 @@ class Memory {
   // `choose(n)` picks one of n alternatives, 0 being the plain one. `fail` is told what is
   // wrong.
   Memory(bool ignore_release, std::function<unsigned(unsigned)> choose,
-         std::function<void(const char*)> fail);
+         std::function<void(const std::string&)> fail);
 
   // Orders are numbered as the compiler does it: __ATOMIC_RELAXED and so on.
   std::uint64_t Load(unsigned t, std::uintptr_t address, unsigned bytes, int order);
@@ -79,15 +80,15 @@ class Memory {
 
   static void Join(Clock& to, const Clock& from);
   bool Releases(int order) const;
-  Location& At(std::uintptr_t address, unsigned bytes);
+  Location& At(unsigned t, std::uintptr_t address, unsigned bytes);
   void Acquire(unsigned t, const Value& value, int order);
   void Append(unsigned t, std::uintptr_t address, unsigned bytes, std::uint64_t value, int order,
               bool chained);
-  void CheckFreed(std::uintptr_t address, std::size_t bytes);
+  void CheckFreed(unsigned t, std::uintptr_t address, std::size_t bytes);
 
   const bool ignore_release_;
   const std::function<unsigned(unsigned)> choose_;
-  const std::function<void(const char*)> fail_;
+  const std::function<void(const std::string&)> fail_;
   std::array<Thread, kMaxThreads> threads_;
   Clock consistent_{};
   std::unordered_map<std::uintptr_t, Location> locations_;

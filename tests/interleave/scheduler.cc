@@ -102,22 +102,38 @@ void Scheduler::Replay(const char* schedule) {
   }
 }
 
-void Scheduler::Fail(const char* what) {
-  if (outcome_.failure.empty()) outcome_.failure = what + (" [" + Schedule()) + "]";
+void Scheduler::Fail(const std::string& what) {
+  if (outcome_.failure.empty()) outcome_.failure = what + " [" + Schedule() + "]";
 }
 
 // ---- one run ---------------------------------------------------------------------------------
 
 void Scheduler::RunOnce(const std::function<void(Scenario&)>& setup) {
-  Scenario scenario;
-  setup(scenario);
+  running_ = this;
+  {
+    // All but the threads themselves is simply done.
+    const Inside inside;
+    Scenario scenario;
+    setup(scenario);
+    Start(scenario);
+    current_ = Choose(threads_, true);
+    swapcontext(&main_, &fibers_[current_].context);
+    this_worker = kNotAWorker;
+    if (!stuck_ && scenario.finally_) scenario.finally_();
+  }
+  running_ = nullptr;
+  for (const Freed& freed : freed_) freed.release(freed.memory, freed.bytes);
+  freed_.clear();
+}
+
+void Scheduler::Start(const Scenario& scenario) {
   outcome_.schedules++;
   decided_ = 0;
   steps_ = 0;
   stuck_ = false;
   memory_.emplace(
       bounds_.ignore_release, [this](unsigned n) { return Choose(n); },
-      [this](const char* what) { Fail(what); });
+      [this](const std::string& what) { Fail(what); });
   threads_ = static_cast<unsigned>(scenario.threads_.size());
   for (unsigned t = 0; t < threads_; t++) {
     Fiber& fiber = fibers_[t];
@@ -129,20 +145,6 @@ void Scheduler::RunOnce(const std::function<void(Scenario&)>& setup) {
     fiber.context.uc_stack.ss_size = kStackBytes;
     makecontext(&fiber.context, &Scheduler::Enter, 0);
   }
-  running_ = this;
-  {
-    const Inside inside;
-    current_ = Choose(threads_, true);
-    swapcontext(&main_, &fibers_[current_].context);
-  }
-  if (!stuck_ && scenario.finally_) {
-    const Inside inside;  // what it reads is what is there
-    scenario.finally_();
-  }
-  running_ = nullptr;
-  this_worker = kNotAWorker;
-  for (const Freed& freed : freed_) freed.release(freed.memory, freed.bytes);
-  freed_.clear();
 }
 
 // Where a fiber starts.
@@ -198,7 +200,8 @@ void Scheduler::Yield() {
   SwitchTo(others.threads[Choose(others.n)]);
 }
 
-bool Scheduler::OnAStack(std::uintptr_t address) const noexcept {
+bool Scheduler::IsPrivate(std::uintptr_t address) const noexcept {
+  if (address == reinterpret_cast<std::uintptr_t>(&this_worker)) return true;
   return std::any_of(fibers_.begin(), fibers_.end(), [&](const Fiber& fiber) {
     const auto stack = reinterpret_cast<std::uintptr_t>(fiber.stack.get());
     return address >= stack && address < stack + kStackBytes;
