@@ -40,7 +40,7 @@ namespace rxtoken {
 
 class PagePool {
  public:
-  static constexpr std::uint32_t kBatch = 256;  // what crosses between workers
+  static constexpr std::uint32_t kBatch = 256;           // what crosses between workers
   static constexpr std::uint32_t kSurplus = 2 * kBatch;  // what a worker keeps when sharing
 
   // Starts full, with objects[0] the first to be popped.
@@ -130,22 +130,22 @@ class PagePool {
     std::memcpy(stack.objects.data() + count, objects, n * sizeof(void*));
     count += n;
     while (count > keep && count >= kBatch) [[unlikely]] {
-      // The count goes down before the depot's goes up: available() may see too few for a
-      // moment, never too many.
-      count -= kBatch;
-      stack.count.store(count, std::memory_order_relaxed);
-      Spill(stack.objects.data() + count);
-    }
+        // The count goes down before the depot's goes up: available() may see too few for a
+        // moment, never too many.
+        count -= kBatch;
+        stack.count.store(count, std::memory_order_relaxed);
+        Spill(stack.objects.data() + count);
+      }
     stack.count.store(count, std::memory_order_relaxed);
   }
 
   bool PopFrom(Stack& stack, void** out, std::uint32_t n) noexcept {
     std::uint32_t count = stack.count.load(std::memory_order_relaxed);
     while (count < n) [[unlikely]] {
-      const std::uint32_t refilled = Refill(stack, count);
-      if (refilled == count) return false;
-      count = refilled;
-    }
+        const std::uint32_t refilled = Refill(stack, count);
+        if (refilled == count) return false;
+        count = refilled;
+      }
     count -= n;
     stack.count.store(count, std::memory_order_relaxed);
     void* const* top = stack.objects.data() + count;
