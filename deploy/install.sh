@@ -22,10 +22,12 @@ build_packages='
   protobuf-compiler-grpc
 '
 test_packages='
+  clang
   clang-format
   clang-tidy
   iproute2
   libbenchmark-dev
+  libclang-rt-14-dev
   libgmock-dev
   libgtest-dev
   python3
