@@ -127,7 +127,7 @@ class PagePool {
 
   void PushTo(Stack& stack, void* const* objects, std::uint32_t n, std::uint32_t keep) noexcept {
     std::uint32_t count = stack.count.load(std::memory_order_relaxed);
-    std::memcpy(stack.objects.data() + count, objects, n * sizeof(void*));
+    std::copy_n(objects, n, stack.objects.data() + count);  // null if n is 0
     count += n;
     while (count > keep && count >= kBatch) [[unlikely]] {
         // The count goes down before the depot's goes up: available() may see too few for a
