@@ -20,19 +20,6 @@ namespace {
 constexpr std::chrono::seconds kRequestTimeout{10};
 constexpr std::uint64_t kClearedBytesPerSecond = 100'000'000;
 
-// Makes a unary call. Codes of gRPC and ours are the same numbers.
-template <typename Stub, typename Request, typename Response>
-Status Call(Stub& stub,
-            grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-            const Request& request, Response* response,
-            std::chrono::seconds timeout = kRequestTimeout) {
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + timeout);
-  const grpc::Status status = (stub.*method)(&context, request, response);
-  if (status.ok()) return Status();
-  return Status(static_cast<Code>(status.error_code()), status.error_message());
-}
-
 v1::Memory ToProto(Memory memory) {
   switch (memory) {
     case Memory::kAuto: return v1::MEMORY_UNSPECIFIED;
@@ -77,10 +64,23 @@ std::string DefaultRunDir() {
 
 struct Client::Connection {
   Connection(std::unique_ptr<Session> opened, std::shared_ptr<grpc::Channel> channel)
-      : session(std::move(opened)),
-        bindings(v1::Bindings::NewStub(channel)),
-        rx_sockets(v1::RxSockets::NewStub(channel)),
-        flows(v1::Flows::NewStub(channel)) {}
+      : session(std::move(opened)), bindings(channel), rx_sockets(channel), flows(channel) {}
+
+  // Makes a unary call. Codes of gRPC and ours are the same numbers.
+  template <typename Stub, typename Request, typename Response>
+  Status Call(Stub& stub,
+              grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+              const Request& request, Response* response,
+              std::chrono::seconds timeout = kRequestTimeout) const {
+    // A daemon that was restarted would answer, but knows nothing of what was made before.
+    const Status alive = session->Check();
+    if (!alive.ok()) return alive;
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + timeout);
+    const grpc::Status status = (stub.*method)(&context, request, response);
+    if (status.ok()) return Status();
+    return Status(static_cast<Code>(status.error_code()), status.error_message());
+  }
 
   // Closes a rx socket that nobody here uses; there is nothing to be done if that fails.
   void CloseRxSocket(const std::string& name) {
@@ -88,13 +88,13 @@ struct Client::Connection {
     request.set_name(name);
     request.set_session(session->key());
     v1::CloseRxSocketResponse response;
-    (void)Call(*rx_sockets, &v1::RxSockets::Stub::CloseRxSocket, request, &response);
+    (void)Call(rx_sockets, &v1::RxSockets::Stub::CloseRxSocket, request, &response);
   }
 
   const std::unique_ptr<Session> session;
-  const std::unique_ptr<v1::Bindings::Stub> bindings;
-  const std::unique_ptr<v1::RxSockets::Stub> rx_sockets;
-  const std::unique_ptr<v1::Flows::Stub> flows;
+  v1::Bindings::Stub bindings;
+  v1::RxSockets::Stub rx_sockets;
+  v1::Flows::Stub flows;
 };
 
 // ---- Client ------------------------------------------------------------------------------
@@ -132,8 +132,8 @@ Status Client::Bind(const BindOptions& options) {
   }
   v1::Binding binding;
   const std::chrono::seconds clearing(options.buffer_bytes / kClearedBytesPerSecond);
-  return Call(*connection_->bindings, &v1::Bindings::Stub::Bind, request, &binding,
-              kRequestTimeout + clearing);
+  return connection_->Call(connection_->bindings, &v1::Bindings::Stub::Bind, request, &binding,
+                           kRequestTimeout + clearing);
 }
 
 Status Client::Unbind(const std::string& name) {
@@ -141,7 +141,7 @@ Status Client::Unbind(const std::string& name) {
   request.set_name(name);
   request.set_session(connection_->session->key());
   v1::Binding binding;
-  return Call(*connection_->bindings, &v1::Bindings::Stub::Unbind, request, &binding);
+  return connection_->Call(connection_->bindings, &v1::Bindings::Stub::Unbind, request, &binding);
 }
 
 Result<FlowId> Client::AddFlow(const Match& match, const RxSocket& rx_socket, int priority) {
@@ -151,7 +151,8 @@ Result<FlowId> Client::AddFlow(const Match& match, const RxSocket& rx_socket, in
   request.set_priority(priority);
   request.set_session(connection_->session->key());
   v1::Flow flow;
-  const Status status = Call(*connection_->flows, &v1::Flows::Stub::AddFlow, request, &flow);
+  const Status status =
+      connection_->Call(connection_->flows, &v1::Flows::Stub::AddFlow, request, &flow);
   if (!status.ok()) return status;
   return FlowId{flow.id()};
 }
@@ -162,7 +163,7 @@ Status Client::UpdateFlow(FlowId flow, const RxSocket& rx_socket) {
   request.set_rx_socket(rx_socket.name());
   request.set_session(connection_->session->key());
   v1::Flow response;
-  return Call(*connection_->flows, &v1::Flows::Stub::UpdateFlow, request, &response);
+  return connection_->Call(connection_->flows, &v1::Flows::Stub::UpdateFlow, request, &response);
 }
 
 Status Client::DeleteFlow(FlowId flow) {
@@ -170,7 +171,7 @@ Status Client::DeleteFlow(FlowId flow) {
   request.set_id(static_cast<std::uint64_t>(flow));
   request.set_session(connection_->session->key());
   v1::DeleteFlowResponse response;
-  return Call(*connection_->flows, &v1::Flows::Stub::DeleteFlow, request, &response);
+  return connection_->Call(connection_->flows, &v1::Flows::Stub::DeleteFlow, request, &response);
 }
 
 // ---- RxSocket ----------------------------------------------------------------------------
@@ -201,8 +202,8 @@ Result<RxSocket> Client::OpenRxSocket(const RxSocketOptions& options) {
   request.set_content(options.content == Content::kFrame ? v1::CONTENT_FRAME : v1::CONTENT_PAYLOAD);
   request.set_ring_entries(options.ring_entries);
   v1::OpenRxSocketResponse response;
-  const Status status =
-      Call(*connection_->rx_sockets, &v1::RxSockets::Stub::OpenRxSocket, request, &response);
+  const Status status = connection_->Call(connection_->rx_sockets,
+                                          &v1::RxSockets::Stub::OpenRxSocket, request, &response);
   if (!status.ok()) return status;
 
   auto attached = connection_->session->Attach(options.name, response.attach_secret());
@@ -235,8 +236,8 @@ Result<RxSocketStats> RxSocket::GetStats() const {
   v1::GetRxSocketRequest request;
   request.set_name(impl_->name);
   v1::RxSocket response;
-  const Status status =
-      Call(*impl_->connection->rx_sockets, &v1::RxSockets::Stub::GetRxSocket, request, &response);
+  const Status status = impl_->connection->Call(
+      impl_->connection->rx_sockets, &v1::RxSockets::Stub::GetRxSocket, request, &response);
   if (!status.ok()) return status;
   const v1::RxSocketStatistics& from = response.statistics();
   RxSocketStats stats;

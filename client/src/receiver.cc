@@ -240,10 +240,48 @@ void Receiver::DrainDoorbell() {
                   "rx socket '" + name_ + "' has ended, or the daemon is gone: connect again");
 }
 
+// Tokens on their way to their lanes: many at a time, because one by one each would have to
+// wait for the one before it.
+class Receiver::Lot {
+ public:
+  ~Lot() { Empty(); }
+  void Add(Lane& lane, PageToken token) noexcept {
+    if (&lane != lane_ || n_ == tokens_.size()) {
+      Empty();
+      lane_ = &lane;
+      n_ = 0;
+    }
+    tokens_[n_++] = token.wire();
+  }
+  // All of a message. It no longer counts.
+  void Add(Lane& lane, Message& message) noexcept {
+    if (message.count_ == 1) [[likely]] {
+      Add(lane, message.first_.token_.token);
+    } else {
+      for (const Fragment& fragment : message.fragments()) Add(lane, fragment.token_.token);
+      message.more_.reset();
+    }
+    message.owner_ = nullptr;
+    message.count_ = 0;
+  }
+
+ private:
+  void Empty() const noexcept {
+    if (lane_) lane_->unsent.insert(lane_->unsent.end(), tokens_.begin(), tokens_.begin() + n_);
+  }
+
+  Lane* lane_ = nullptr;
+  std::size_t n_ = 0;
+  std::array<std::uint32_t, kLot> tokens_;
+};
+
 void Receiver::Return(std::span<const HeldToken> tokens) noexcept {
   std::lock_guard lock(mutex_);
-  for (const HeldToken& held : tokens) {
-    if (held.lane < lanes_.size()) lanes_[held.lane].unsent.push_back(held.token.wire());
+  {
+    Lot lot;
+    for (const HeldToken& held : tokens) {
+      if (held.lane < lanes_.size()) lot.Add(lanes_[held.lane], held.token);
+    }
   }
   SendAll();
 }
@@ -252,19 +290,21 @@ void Receiver::Return(std::span<Message> messages) noexcept {
   bool others = false;
   {
     std::lock_guard lock(mutex_);
-    for (Message& message : messages) {
-      if (message.owner_ == this) {
-        Collect(message);
-      } else if (message.owner_ != nullptr) {
-        others = true;
+    {
+      Lot lot;
+      for (Message& message : messages) {
+        if (message.owner_ == this) {
+          lot.Add(LaneOf(message), message);
+          forgotten_++;
+        } else {
+          others |= message.owner_ != nullptr;
+        }
       }
     }
     SendAll();
   }
   if (!others) return;
-  for (Message& message : messages) {
-    if (message.owner_ != nullptr) message.Return();
-  }
+  for (Message& message : messages) message.Return();
 }
 
 void Receiver::Flush() noexcept {
@@ -276,7 +316,9 @@ void Receiver::PutAside(Message& message) noexcept {
   bool last;
   {
     std::lock_guard lock(mutex_);
-    Lane& lane = Collect(message);
+    Lane& lane = LaneOf(message);
+    Lot().Add(lane, message);
+    forgotten_++;
     if (sleeping_ || lane.unsent.size() - lane.sent >= kLot) Send(lane);
     last = abandoned_ && forgotten_ == delivered_;
   }
@@ -292,23 +334,6 @@ void Receiver::Abandon() noexcept {
     last = forgotten_ == delivered_;
   }
   if (last) delete this;
-}
-
-Receiver::Lane& Receiver::Collect(Message& message) noexcept {
-  Lane& lane = lanes_[message.first_.token_.lane];  // all fragments came over the same one
-  if (message.count_ == 1) [[likely]] {
-    lane.unsent.push_back(message.first_.token_.token.wire());
-  } else {
-    for (const Fragment& fragment : message.fragments()) {
-      lane.unsent.push_back(fragment.token_.token.wire());
-    }
-  }
-  forgotten_++;
-  message.owner_ = nullptr;
-  message.count_ = 0;
-  if (message.more_) [[unlikely]]
-    message.more_.reset();
-  return lane;
 }
 
 void Receiver::Send(Lane& lane) noexcept {

@@ -13,7 +13,7 @@
 //
 // Thread-safety: Receive() one thread at a time; the rest any thread. Abandon() comes last.
 // Hot path: Receive, Return. The mutex is taken once for each call, and by each message that
-//           is destroyed by itself. bench/ has the numbers.
+//           is destroyed by itself.
 // Allocates: for a message of several fragments; for what the return ring has no room for.
 #pragma once
 
@@ -86,6 +86,8 @@ class Receiver {
     std::size_t sent = 0;
   };
 
+  class Lot;
+
   ~Receiver() = default;
 
   // What is there now; 0 and a status that is not OK if that is an error.
@@ -104,8 +106,10 @@ class Receiver {
   // Empties the doorbell; at its end of file, sets ended_.
   void DrainDoorbell();
 
+  // All fragments of a message came over the same lane.
+  Lane& LaneOf(const Message& message) noexcept { return lanes_[message.first_.token_.lane]; }
+
   // Under mutex_:
-  Lane& Collect(Message& message) noexcept;  // answers the lane that it came over
   void Send(Lane& lane) noexcept;
   bool SendAll() noexcept;  // false if something found no room
 

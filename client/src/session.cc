@@ -93,6 +93,13 @@ Result<std::unique_ptr<Session>> Session::Open(const std::string& run_dir) {
   return session;
 }
 
+Status Session::Check() const {
+  char peeked;
+  const ssize_t n = recv(fd_.get(), &peeked, 1, MSG_PEEK | MSG_DONTWAIT);
+  if (n > 0 || (n < 0 && errno == EAGAIN)) return Status();
+  return Status(Code::kUnavailable, path_ + ": the session has ended; connect again");
+}
+
 void Session::End() noexcept { shutdown(fd_.get(), SHUT_RDWR); }
 
 Result<Session::Answer> Session::Ask(const AttachMessage& request, AttachKind kind,

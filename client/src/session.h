@@ -41,6 +41,9 @@ class Session {
   // The same mapping for all who ask, as long as one of them keeps it.
   Result<std::shared_ptr<const Buffer>> MapBuffer(std::uint64_t binding);
 
+  // OK, or kUnavailable once the session has ended, at either side.
+  Status Check() const;
+
   // Ends the session; requests that come later, or are in flight, answer kUnavailable.
   void End() noexcept;
 

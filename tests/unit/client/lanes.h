@@ -56,7 +56,7 @@ class TestLane {
     // order: release, as a worker does: pairs with LaneReader::Poll.
     descriptors_->tail.store(tail_, std::memory_order_release);
   }
-  void MapSlot(std::uint8_t slot, std::uint64_t binding) {
+  void MapSlot(std::uint8_t slot, std::uint32_t binding) {
     Descriptor descriptor = {};
     descriptor.kind = DescriptorKind::kSlotMapped;
     descriptor.slot = slot;
@@ -113,7 +113,7 @@ class TestLane {
   std::uint32_t return_head_ = 0;
 };
 
-constexpr std::uint64_t kBinding = 7;
+constexpr std::uint32_t kBinding = 7;
 constexpr std::uint32_t kPages = 64;
 
 // A receiver, its lanes and the one binding that it can map.

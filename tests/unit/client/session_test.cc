@@ -192,9 +192,11 @@ TEST(Session, CanBeEndedHere) {
   FakeDaemon daemon(Script(FakeDaemon::Reply{Welcome()}));
   auto session = Session::Open(daemon.dir());
   ASSERT_TRUE(session.ok());
+  EXPECT_TRUE((*session)->Check().ok());
 
   (*session)->End();
 
+  EXPECT_EQ((*session)->Check().code(), Code::kUnavailable);
   EXPECT_EQ((*session)->MapBuffer(7).status().code(), Code::kUnavailable);
 }
 
