@@ -41,20 +41,22 @@ class UniqueFd {
 
 class MemoryMap {
  public:
-  // Maps the first `bytes` of a file, shared. `protection`: PROT_READ, also | PROT_WRITE.
-  // Errors: kInternal if the file is shorter, kResourceExhausted if the kernel refuses.
+  // Maps a whole file, shared. `protection`: PROT_READ, also | PROT_WRITE.
+  // Errors: kInternal if it has fewer than `bytes`, kResourceExhausted if the kernel refuses.
   static Result<MemoryMap> Map(const std::string& what, int fd, std::size_t bytes, int protection) {
     struct stat file;
     if (fstat(fd, &file) != 0 || static_cast<std::size_t>(file.st_size) < bytes) {
       return Status(Code::kInternal, what + ": the daemon sent a file of fewer than the " +
                                          std::to_string(bytes) + " bytes that it announced");
     }
-    void* data = mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
+    // All of it, because part of a huge page cannot be unmapped.
+    const auto file_bytes = static_cast<std::size_t>(file.st_size);
+    void* data = mmap(nullptr, file_bytes, protection, MAP_SHARED, fd, 0);
     if (data == MAP_FAILED) {
-      return Status(Code::kResourceExhausted,
-                    what + ": cannot map " + std::to_string(bytes) + " bytes: " + ErrnoText(errno));
+      return Status(Code::kResourceExhausted, what + ": cannot map " + std::to_string(file_bytes) +
+                                                  " bytes: " + ErrnoText(errno));
     }
-    return MemoryMap(data, bytes);
+    return MemoryMap(data, file_bytes);
   }
   MemoryMap(MemoryMap&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_) {}
@@ -63,7 +65,6 @@ class MemoryMap {
     if (data_ != nullptr) munmap(data_, bytes_);
   }
   std::byte* data() const noexcept { return static_cast<std::byte*>(data_); }
-  std::size_t bytes() const noexcept { return bytes_; }
 
  private:
   MemoryMap(void* data, std::size_t bytes) noexcept : data_(data), bytes_(bytes) {}

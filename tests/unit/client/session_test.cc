@@ -135,6 +135,21 @@ Status Try(std::vector<FakeDaemon::Reply> script,
   return what(**session);
 }
 
+AttachMessage BufferAnswer(std::uint64_t bytes, std::uint32_t page_bytes) {
+  AttachMessage message = Answer(AttachKind::kBuffer);
+  message.id = 7;
+  message.bytes = bytes;
+  message.page_bytes = page_bytes;
+  return message;
+}
+
+FakeDaemon::Reply BufferReply(std::uint64_t bytes, std::uint32_t page_bytes,
+                              std::size_t file_bytes) {
+  FakeDaemon::Reply reply{BufferAnswer(bytes, page_bytes)};
+  reply.fds.push_back(Memory(file_bytes));
+  return reply;
+}
+
 Status MapSeven(Session& session) { return session.MapBuffer(7).status(); }
 Status AttachOne(Session& session) { return session.Attach("rx", kKey).status(); }
 
@@ -189,7 +204,7 @@ TEST(Session, EndsWithTheDaemon) {
 }
 
 TEST(Session, CanBeEndedHere) {
-  FakeDaemon daemon(Script(FakeDaemon::Reply{Welcome()}));
+  FakeDaemon daemon(Script(FakeDaemon::Reply{Welcome()}, BufferReply(4096, 4096, 4096)));
   auto session = Session::Open(daemon.dir());
   ASSERT_TRUE(session.ok());
   EXPECT_TRUE((*session)->Check().ok());
@@ -201,21 +216,6 @@ TEST(Session, CanBeEndedHere) {
 }
 
 // ---- buffers -----------------------------------------------------------------------------
-
-AttachMessage BufferAnswer(std::uint64_t bytes, std::uint32_t page_bytes) {
-  AttachMessage message = Answer(AttachKind::kBuffer);
-  message.id = 7;
-  message.bytes = bytes;
-  message.page_bytes = page_bytes;
-  return message;
-}
-
-FakeDaemon::Reply BufferReply(std::uint64_t bytes, std::uint32_t page_bytes,
-                              std::size_t file_bytes) {
-  FakeDaemon::Reply reply{BufferAnswer(bytes, page_bytes)};
-  reply.fds.push_back(Memory(file_bytes));
-  return reply;
-}
 
 TEST(Session, MapsABufferOnceForAll) {
   FakeDaemon daemon(Script(FakeDaemon::Reply{Welcome()}, BufferReply(65536, 2048, 65536),
