@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -20,16 +19,6 @@
 namespace rxtoken::test {
 
 using std::chrono::milliseconds;
-using std::chrono::steady_clock;
-
-bool WaitUntil(const std::function<bool()>& condition, milliseconds timeout) {
-  const auto deadline = steady_clock::now() + timeout;
-  while (!condition()) {
-    if (steady_clock::now() >= deadline) return false;
-    poll(nullptr, 0, 1);  // leaves the processor to those that we wait for
-  }
-  return true;
-}
 
 namespace {
 

@@ -12,7 +12,6 @@
 
 #include <chrono>
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,15 +23,9 @@
 #include "rxtoken/v1/port.grpc.pb.h"
 #include "rxtoken/v1/rx_socket.grpc.pb.h"
 #include "rxtoken/v1/token.grpc.pb.h"
+#include "tests/process/wait_until.h"
 
 namespace rxtoken::test {
-
-// For everything that must happen; only a test that fails waits so long.
-inline constexpr std::chrono::seconds kDeadline{60};
-
-// True as soon as `condition` is; false if it is not before the timeout.
-bool WaitUntil(const std::function<bool()>& condition,
-               std::chrono::milliseconds timeout = kDeadline);
 
 // A directory that goes, with what is in it, when the object does.
 class TempDir {

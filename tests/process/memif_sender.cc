@@ -22,8 +22,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/process/harness.h"
 #include "tests/process/stream.h"
+#include "tests/process/wait_until.h"
 
 namespace rxtoken::test {
 namespace {

@@ -15,7 +15,7 @@
 #include <cstring>
 #include <initializer_list>
 
-#include "tests/process/harness.h"
+#include "tests/process/wait_until.h"
 
 namespace rxtoken::test {
 

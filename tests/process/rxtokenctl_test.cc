@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// rxtokenctl_test.cc - the command line against a real daemon: what it does, prints, and exits
+// with.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/process/harness.h"
+#include "tests/process/stream.h"
+
+namespace rxtoken::test {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int kRefused = 1;
+constexpr int kUsage = 2;
+
+// A daemon whose port another process sends into through memif.
+class Rxtokenctl : public testing::Test {
+ protected:
+  // Exit code; what it printed is in `output` and `errors`.
+  int Run(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {RXTOKENCTL, "--run-dir", daemon.run_dir()});
+    return RunProgram(arguments, &output, &errors);
+  }
+
+  // Starts a receiver and, once it has its flow rule, sends it `count` datagrams. What it wrote
+  // to standard output when it has ended.
+  std::string Receive(std::vector<std::string> arguments, std::uint64_t count) {
+    arguments.insert(arguments.begin(), {RXTOKENCTL, "--run-dir", daemon.run_dir(), "recv", "-n",
+                                         std::to_string(count)});
+    Process receiver(arguments);
+    EXPECT_TRUE(WaitUntil([&] {
+      v1::ListFlowsResponse flows;
+      v1::ListBindingsResponse bindings;
+      grpc::ClientContext context;
+      grpc::ClientContext context2;
+      return daemon.flows().ListFlows(&context, {}, &flows).ok() && flows.flows_size() == 1 &&
+             daemon.bindings().ListBindings(&context2, {}, &bindings).ok() &&
+             bindings.bindings_size() == 1;
+    }));
+    Process sender({RXTOKEN_MEMIF_SENDER, socket, "1", "0", "1472"});
+    EXPECT_FALSE(sender.WaitForLine("connected").empty());
+    sender.Tell("5000 " + std::to_string(count));
+    EXPECT_EQ(receiver.Wait(), 0) << receiver.Errors();
+    return receiver.Output();
+  }
+
+  TempDir directory;
+  std::string socket = directory.path() / "memif.sock";
+  Daemon daemon{{"--port", "p0=net_memif0,role=server,socket-abstract=no,socket=" + socket}};
+  std::string output;
+  std::string errors;
+};
+
+TEST_F(Rxtokenctl, ReceivedPayloadIsWrittenByteForByte) {
+  constexpr std::uint64_t kCount = 200;
+  std::string expected;
+  for (std::uint64_t i = 0; i < kCount; i++) {
+    for (const std::uint8_t byte : Datagram({}, i)) expected += static_cast<char>(byte);
+  }
+  EXPECT_TRUE(Receive({"--bind", "p0:0", "--proto", "udp", "--dport", "5000", "--write", "-"},
+                      kCount) == expected);
+}
+
+TEST_F(Rxtokenctl, ReceivedFramesMakeACaptureFile) {
+  constexpr std::uint64_t kCount = 20;
+  const std::filesystem::path file = directory.path() / "out.pcap";
+  Receive({"--bind", "p0:0", "--frames", "--pcap", file}, kCount);
+
+  std::ifstream stream(file, std::ios::binary);
+  const std::string got{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
+  std::size_t expected_bytes = PcapHeader().size();
+  for (std::uint64_t i = 0; i < kCount; i++) {
+    const std::vector<std::uint8_t> frame = UdpFrame({}, Datagram({}, i));
+    expected_bytes += PcapRecord(frame).size();
+    EXPECT_THAT(got, HasSubstr(std::string(frame.begin(), frame.end()))) << "frame " << i;
+  }
+  EXPECT_EQ(got.size(), expected_bytes);
+}
+
+TEST_F(Rxtokenctl, EveryNounCanBeMadeListedAndRemoved) {
+  EXPECT_EQ(Run({"bind", "b0", "p0:0", "--buffer", "16MiB"}), 0) << errors;
+  EXPECT_EQ(Run({"binding", "list"}), 0);
+  EXPECT_THAT(output, HasSubstr("b0"));
+  EXPECT_EQ(Run({"socket", "open", "s0"}), 0) << errors;
+  EXPECT_EQ(Run({"flow", "add", "s0", "--port", "p0"}), 0) << errors;
+  EXPECT_EQ(Run({"--json", "flow", "list"}), 0);
+  EXPECT_THAT(output, HasSubstr("\"s0\""));
+  EXPECT_EQ(Run({"port", "list"}), 0);
+  EXPECT_THAT(output, HasSubstr("net_memif"));
+  EXPECT_EQ(Run({"stats"}), 0);
+  EXPECT_EQ(Run({"health"}), 0);
+  EXPECT_EQ(Run({"flow", "delete", "1"}), 0) << errors;
+  EXPECT_EQ(Run({"socket", "close", "s0"}), 0) << errors;
+  EXPECT_EQ(Run({"unbind", "b0"}), 0) << errors;
+  EXPECT_EQ(Run({"binding", "list"}), 0);
+}
+
+TEST_F(Rxtokenctl, SaysWhyTheDaemonRefused) {
+  EXPECT_EQ(Run({"bind", "b0", "p9:0"}), kRefused);
+  EXPECT_THAT(errors, HasSubstr("p9"));
+  EXPECT_EQ(Run({"unbind", "nothing"}), kRefused);
+  EXPECT_THAT(errors, HasSubstr("nothing"));
+  EXPECT_EQ(Run({"return", "nobody", "17"}), kRefused);
+  EXPECT_THAT(errors, HasSubstr("nobody"));
+  EXPECT_EQ(Run({"bind", "b0"}), kUsage);
+  EXPECT_EQ(Run({"no-such-verb"}), kUsage);
+
+  EXPECT_EQ(daemon.Stop(), 0);
+  EXPECT_EQ(Run({"stats"}), kRefused);
+  EXPECT_THAT(errors, HasSubstr(daemon.run_dir().string()));
+}
+
+}  // namespace
+}  // namespace rxtoken::test
