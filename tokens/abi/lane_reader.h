@@ -67,11 +67,11 @@ class LaneReader {
   // already, or the rx socket has ended; then, and after waking, call Disarm().
   bool Arm() noexcept {
     if (++sleeps_ == 0) sleeps_ = 1;
-    returns_->waiting.store(sleeps_, std::memory_order_relaxed);
-    // order: seq_cst fence: what the worker published before it could see our wish, we see
-    // below. What it publishes later it looks at again, until it sees the wish.
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    return descriptors_->tail.load(std::memory_order_acquire) != head_ || closed();
+    // order: both seq_cst, so that the load does not come before the store: what the worker
+    // published before it could see our wish, we see. What it publishes later it looks at
+    // again, until it sees the wish. Not a fence, which the thread sanitizer does not know.
+    returns_->waiting.store(sleeps_, std::memory_order_seq_cst);
+    return descriptors_->tail.load(std::memory_order_seq_cst) != head_ || closed();
   }
   void Disarm() noexcept { returns_->waiting.store(0, std::memory_order_relaxed); }
 
