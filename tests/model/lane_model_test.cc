@@ -37,11 +37,7 @@
 namespace rxtoken {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(RXTOKEN_TSAN)
-constexpr std::size_t kSequences = 8;
-#else
-constexpr std::size_t kSequences = 50;
-#endif
+constexpr std::size_t kSequences = kSanitized ? 8 : 50;
 constexpr std::size_t kSteps = 20'000;  // of each sequence
 
 constexpr std::uint32_t kWorkers = 3;

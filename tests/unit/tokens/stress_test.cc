@@ -24,11 +24,7 @@
 namespace rxtoken {
 namespace {
 
-#if defined(RXTOKEN_TSAN) || defined(__SANITIZE_ADDRESS__)
-constexpr std::uint32_t kScale = 1;
-#else
-constexpr std::uint32_t kScale = 10;
-#endif
+constexpr std::uint32_t kScale = kSanitized ? 1 : 10;
 
 // A cheap sequence of numbers.
 class Lcg {
