@@ -43,6 +43,7 @@ struct LaneCounters {
   std::uint64_t returned = 0;  // fragments
   std::uint64_t copied_messages = 0;
   std::uint64_t doorbells = 0;
+  std::uint64_t saturated_pages = 0;  // see page_table.h
   std::array<std::uint64_t, kDropReasons> drops = {};
   std::array<std::uint64_t, kRefusals> refusals = {};
 };
@@ -97,8 +98,7 @@ class Lane {
 
   // Lends `items`, all on pages of `table` that this worker received, and all of them whole
   // messages or the fragments of one. `time_ns` is when they arrived. False, with nothing
-  // done: no slot is free. Preconditions: Room() for all of them, and none of the pages is
-  // lent PageTable::kMaxLent times.
+  // done: no slot is free. Precondition: Room() for all of them.
   bool Lend(const PageTable& table, std::span<const LendItem> items,
             std::uint64_t time_ns) noexcept {
     if (!Prepare(table)) [[unlikely]]
@@ -120,7 +120,9 @@ class Lane {
     std::uint32_t tail = tail_;
     std::uint64_t bytes = 0;
     for (const LendItem& item : items) {
-      const std::uint32_t lent = PageTable::Lent(cells[item.page].load(std::memory_order_relaxed));
+      std::uint32_t lent = PageTable::Lent(cells[item.page].load(std::memory_order_relaxed));
+      if (lent >= PageTable::kMaxLent - 1) [[unlikely]]
+        lent = Saturate(lent);
       cells[item.page].store(owner | (lent + 1), std::memory_order_relaxed);
       urefs[item.page].store(urefs[item.page].load(std::memory_order_relaxed) + 1,
                              std::memory_order_relaxed);
@@ -166,7 +168,8 @@ class Lane {
     return wish != 0 && wish != rung_ &&
            returns_->descriptor_head.load(std::memory_order_relaxed) != published_;
   }
-  // The doorbell that the application wishes for now has been rung.
+  // The doorbell that the application wishes for now is about to be rung. Not afterwards: it
+  // may have woken, and wish for the next one already.
   void Rung() noexcept {
     rung_ = returns_->waiting.load(std::memory_order_relaxed);
     counters_.doorbells++;
@@ -256,9 +259,10 @@ class Lane {
           const std::uint32_t held = view.urefs[sweep_page_].load(std::memory_order_relaxed);
           if (held == 0) continue;
           view.urefs[sweep_page_].store(0, std::memory_order_relaxed);
-          view.cells[sweep_page_].store(cell - held, std::memory_order_relaxed);
           view.outstanding -= held;
           counters_.returned += held;
+          if (PageTable::Saturated(cell)) continue;
+          view.cells[sweep_page_].store(cell - held, std::memory_order_relaxed);
           if (PageTable::Lent(cell) == held) give(sweep_page_);
         }
       }
@@ -358,6 +362,13 @@ class Lane {
     descriptors_->descriptors()[tail_++ & mask_] = time;
   }
 
+  // The count of a page that this lending brings to kMaxLent, or that is there already, as if
+  // it were one less.
+  [[gnu::noinline, gnu::cold]] std::uint32_t Saturate(std::uint32_t lent) noexcept {
+    counters_.saturated_pages += lent != PageTable::kMaxLent;
+    return PageTable::kMaxLent - 1;
+  }
+
   // Why a page is refused that is not LentBy() us. Its uref is not looked at: another worker
   // may lend the page now, and changes cell and uref one after the other.
   static Refusal NotLent(std::uint32_t owner, std::uint32_t cell) noexcept {
@@ -394,8 +405,10 @@ class Lane {
         continue;
       }
       urefs[page].store(held - 1, std::memory_order_relaxed);
-      cells[page].store(cell - 1, std::memory_order_relaxed);
       accepted++;
+      if (PageTable::Saturated(cell)) [[unlikely]]
+        continue;
+      cells[page].store(cell - 1, std::memory_order_relaxed);
       if (PageTable::Lent(cell) == 1) give(page);
     }
     i = at;

@@ -11,6 +11,11 @@
 // instruction; the words are atomics because any thread may read them. A page changes owner
 // only through the page pool, where its count is zero.
 //
+// The count saturates: a page that is lent kMaxLent times at once, over all rx sockets, keeps
+// that count for ever and never goes back to the pool, and its binding never drains. A leak,
+// which is counted, where a count that wraps would run into the owner's bits and free a page
+// that is still read.
+//
 // Thread-safety: a cell is written by its page's owner; read by anyone.
 // Memory: 4 bytes a page, demand-zero.
 #pragma once
@@ -24,7 +29,7 @@ namespace rxtoken {
 
 class PageTable {
  public:
-  static constexpr std::uint32_t kMaxLent = 0xFFFF;  // of one page, over all rx sockets
+  static constexpr std::uint32_t kMaxLent = 0xFFFF;
 
   // `binding` is not 0, and never reused while the process lives. `pool` is for whoever recycles
   // pages.
@@ -47,6 +52,7 @@ class PageTable {
   static constexpr bool LentBy(std::uint32_t owner_bits, std::uint32_t cell) noexcept {
     return cell - owner_bits - 1 < kMaxLent;
   }
+  static constexpr bool Saturated(std::uint32_t cell) noexcept { return Lent(cell) == kMaxLent; }
 
  private:
   DemandZeroArray<std::atomic<std::uint32_t>> cells_;
