@@ -728,9 +728,9 @@ std::vector<Operation> Sequence(std::uint64_t seed) {
   std::vector<Operation> operations;
   bool rising = true;  // more is lent than returned
   while (operations.size() < kSteps) {
-    if (random.Below(2000) == 0) rising = !rising;
+    if (random.Below(3000) == 0) rising = !rising;
     const std::uint32_t dice = random.Below(1000);
-    const std::uint32_t lend = rising ? 450 : 200;
+    const std::uint32_t lend = rising ? 500 : 150;
     Action action = Action::kReturn;
     if (dice < lend) {
       action = Action::kLend;

@@ -139,6 +139,30 @@ TEST_F(PagePoolTest, PopsAndPushesNothing) {
   EXPECT_EQ(pool.available(), 10u);
 }
 
+TEST_F(PagePoolTest, WhatIsReservedCanBePopped) {
+  PagePool pool(Objects(3 * kBatch));
+  const AsWorker as(0);
+
+  EXPECT_EQ(pool.Reserve(0), 0u);
+  EXPECT_EQ(pool.Reserve(kBatch + 1), kBatch + 1);
+  EXPECT_EQ(pool.available(), 3 * kBatch) << "nothing is taken";
+  {
+    const AsWorker other(1);  // takes all that it can get
+    PopAll(pool);
+  }
+
+  EXPECT_EQ(Pop(pool, kBatch + 1).size(), kBatch + 1);
+}
+
+TEST_F(PagePoolTest, NoMoreIsReservedThanThereIs) {
+  PagePool pool(Objects(kBatch + 7));
+  const AsWorker as(0);
+
+  EXPECT_EQ(pool.Reserve(10 * kBatch), kBatch + 7);
+  PopAll(pool);
+  EXPECT_EQ(pool.Reserve(1), 0u);
+}
+
 TEST_F(PagePoolTest, AWorkerTakesEverythingIfItIsTheOnlyOne) {
   const std::uint32_t n = 5 * kBatch + 17;
   PagePool pool(Objects(n));
