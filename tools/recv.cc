@@ -62,7 +62,7 @@ class Stopper {
 
   // Calls `on_stop` when the time has come. Once.
   void Start(std::function<void()> on_stop) {
-    thread_ = std::jthread([this, on_stop = std::move(on_stop)](std::stop_token done) {
+    thread_ = std::jthread([this, on_stop = std::move(on_stop)](const std::stop_token& done) {
       while (!done.stop_requested() && !Wait()) continue;
       requested_ = true;
       on_stop();
@@ -271,7 +271,7 @@ Status BindQueues(const Ctl& ctl, const RecvOptions& options, Client& client) {
     v1::GetPortRequest request;
     request.set_name(queue->port);
     v1::Port port;
-    const Status status = Call(ctl, &v1::Ports::Stub::GetPort, request, &port);
+    Status status = Call(ctl, &v1::Ports::Stub::GetPort, request, &port);
     if (!status.ok()) return status;
     const bool bound = std::any_of(port.queues().begin(), port.queues().end(), [&](const auto& q) {
       return q.index() == queue->queue && !q.binding().empty();

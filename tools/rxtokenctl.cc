@@ -585,4 +585,10 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace rxtoken
 
-int main(int argc, char** argv) { return rxtoken::Main(argc, argv); }
+int main(int argc, char** argv) {
+  try {
+    return rxtoken::Main(argc, argv);
+  } catch (const std::exception& error) {
+    return rxtoken::Fail(rxtoken::Status(rxtoken::Code::kInternal, error.what()));
+  }
+}

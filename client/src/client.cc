@@ -49,7 +49,7 @@ bool ListensIn(const std::string& run_dir) {
 }  // namespace
 
 std::string DefaultRunDir() {
-  const std::string system_wide = "/run/rxtoken";
+  std::string system_wide = "/run/rxtoken";
   for (const char* variable : {"RXTOKEN_RUN_DIR", "RUNTIME_DIRECTORY"}) {
     const char* value = std::getenv(variable);
     if (value != nullptr && *value != '\0') return value;
@@ -63,7 +63,7 @@ std::string DefaultRunDir() {
 }
 
 struct Client::Connection {
-  Connection(std::unique_ptr<Session> opened, std::shared_ptr<grpc::Channel> channel)
+  Connection(std::unique_ptr<Session> opened, const std::shared_ptr<grpc::Channel>& channel)
       : session(std::move(opened)), bindings(channel), rx_sockets(channel), flows(channel) {}
 
   // Makes a unary call. Codes of gRPC and ours are the same numbers.
@@ -73,7 +73,7 @@ struct Client::Connection {
               const Request& request, Response* response,
               std::chrono::seconds timeout = kRequestTimeout) const {
     // A daemon that was restarted would answer, but knows nothing of what was made before.
-    const Status alive = session->Check();
+    Status alive = session->Check();
     if (!alive.ok()) return alive;
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + timeout);
@@ -113,9 +113,9 @@ Client::~Client() {
 Result<Client> Client::Connect(const ConnectOptions& options) {
   auto session = Session::Open(options.run_dir);
   if (!session.ok()) return session.status();
-  auto channel = grpc::CreateChannel("unix:" + options.run_dir + "/api.sock",
-                                     grpc::InsecureChannelCredentials());
-  return Client(std::make_shared<Connection>(std::move(*session), std::move(channel)));
+  const auto channel = grpc::CreateChannel("unix:" + options.run_dir + "/api.sock",
+                                           grpc::InsecureChannelCredentials());
+  return Client(std::make_shared<Connection>(std::move(*session), channel));
 }
 
 Status Client::Bind(const BindOptions& options) {

@@ -44,7 +44,7 @@ bool HasPorts(std::uint8_t protocol) noexcept { return protocol == kUdp || proto
 std::size_t FindTransport(Bytes ip, int version) noexcept {
   if (version == 4) {
     const bool later_fragment = (Load16(ip, 6) & 0x1FFF) != 0;
-    const std::size_t header = 4u * (Load8(ip, 0) & 0xF);
+    const std::size_t header = std::size_t{4} * (Load8(ip, 0) & 0xF);
     return HasPorts(Load8(ip, 9)) && !later_fragment && header >= kIpv4HeaderBytes ? header : 0;
   }
   std::uint8_t next = Load8(ip, 6);

@@ -4,7 +4,6 @@
 #include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
@@ -28,68 +27,55 @@ Refusals ToMap(const google::protobuf::Map<std::string, std::uint64_t>& map) {
   return {map.begin(), map.end()};
 }
 
-// Two workers with a queue each. `a` is lent frames of both queues, `b` some of the first.
-// Then the frames stop to have a rule, and nothing moves any more but what a test does.
+// Two workers with a port each. Both rx sockets are lent a few frames of each port, and hold
+// them. From then on nothing moves any more but what a test does.
 class RefusedTokens : public testing::Test {
  protected:
   void SetUp() override {
     ASSERT_TRUE(daemon.process().Running());
-    daemon.Bind("b0", "p0", kPages, 4096, 2);
-    v1::Match any;
-    const std::string secret_b = daemon.OpenRxSocket("b", b.session()).attach_secret();
-    b.Attach(secret_b);
-    of_b = Collect(b, daemon.AddFlow("b", any, b.session()), b.session());
-    const std::string secret_a = daemon.OpenRxSocket("a", a.session()).attach_secret();
-    a.Attach(secret_a);
-    of_a = Collect(a, daemon.AddFlow("a", any, a.session()), a.session());
+    BindBoth();
+    of_a = Lend("a", a, 5001);
+    of_b = Lend("b", b, 5002);
     ASSERT_FALSE(HasFailure());
     before_a = daemon.GetRxSocket("a", true).statistics();
     before_b = daemon.GetRxSocket("b", true).statistics();
-    free_before = PagesFree();
+    free_before = daemon.GetBinding("b0").pages_free();
   }
 
-  // Frames go on coming, and a page that a worker is about to drop is not free. So this is the
-  // most that it sees within so many looks.
-  std::uint64_t PagesFree() {
-    std::uint64_t most = 0;
-    for (int i = 0; i < 500; i++)
-      most = std::max<std::uint64_t>(most, daemon.GetBinding("b0").pages_free());
-    return most;
-  }
-
-  // Receives on both lanes, then removes the rule and returns all but a few fragments.
-  std::vector<RawFragment> Collect(RawClient& client, const v1::Flow& flow,
-                                   const std::string& session) {
-    std::vector<RawFragment> got;
-    EXPECT_TRUE(WaitUntil([&] {
-      for (const RawFragment& fragment : client.Poll()) got.push_back(fragment);
-      return OfLane(got, 0).size() > kKept && OfLane(got, 1).size() > kKept;
-    }));
-    v1::DeleteFlowRequest request;
-    request.set_id(flow.id());
-    request.set_session(session);
-    v1::DeleteFlowResponse response;
+  void BindBoth() {
+    v1::BindRequest request;
+    request.set_name("b0");
+    request.set_buffer_bytes(kPages * 4096);
+    for (const char* port : {"p0", "p1"}) request.add_queues()->set_port(port);
+    v1::Binding response;
     grpc::ClientContext context;
-    EXPECT_TRUE(daemon.flows().DeleteFlow(&context, request, &response).ok());
-    for (const RawFragment& fragment : client.Poll()) got.push_back(fragment);
-
-    std::vector<RawFragment> kept;
-    for (const std::uint32_t lane : {0u, 1u}) {
-      const std::vector<RawFragment> all = OfLane(got, lane);
-      std::vector<std::uint32_t> tokens;
-      for (std::size_t i = 0; i < all.size(); i++) {
-        if (i < kKept) {
-          kept.push_back(all[i]);
-        } else {
-          tokens.push_back(all[i].token);
-        }
-      }
-      client.Return(lane, tokens);
+    ASSERT_TRUE(daemon.bindings().Bind(&context, request, &response).ok());
+    for (Process* sender : {&sender0, &sender1}) {
+      ASSERT_FALSE(sender->WaitForLine("connected").empty());
     }
-    const std::string name = &client == &a ? "a" : "b";
-    EXPECT_TRUE(WaitUntil(
-        [&] { return daemon.GetRxSocket(name).statistics().outstanding() == kept.size(); }));
-    return kept;
+  }
+
+  // Makes a rx socket for `client`, and has kLent frames sent to it from each port, one port
+  // after the other.
+  std::vector<RawFragment> Lend(const std::string& name, RawClient& client,
+                                std::uint32_t udp_port) {
+    client.Attach(daemon.OpenRxSocket(name, client.session()).attach_secret());
+    v1::Match match;
+    match.set_protocol(17);
+    match.set_destination_port(udp_port);
+    daemon.AddFlow(name, match, client.session());
+    std::vector<RawFragment> got;
+    for (Process* sender : {&sender0, &sender1}) {
+      const std::size_t enough = got.size() + kLent;
+      sender->Tell(std::to_string(udp_port) + " " + std::to_string(kLent));
+      EXPECT_TRUE(WaitUntil([&] {
+        for (const RawFragment& fragment : client.Poll()) got.push_back(fragment);
+        return got.size() >= enough;
+      }));
+    }
+    EXPECT_EQ(OfLane(got, 0).size(), kLent);
+    EXPECT_EQ(OfLane(got, 1).size(), kLent);
+    return got;
   }
 
   static std::vector<RawFragment> OfLane(const std::vector<RawFragment>& all, std::uint32_t lane) {
@@ -98,17 +84,6 @@ class RefusedTokens : public testing::Test {
       if (fragment.lane == lane) some.push_back(fragment);
     }
     return some;
-  }
-
-  // A token that `b` holds and `a` does not.
-  std::uint32_t Foreign() const {
-    for (const RawFragment& of : of_b) {
-      bool held_by_a = false;
-      for (const RawFragment& fragment : of_a) held_by_a |= fragment.token == of.token;
-      if (!held_by_a && of.lane == 0) return of.token;
-    }
-    ADD_FAILURE() << "a and b hold the same pages";
-    return 0;
   }
 
   // `a` has been refused exactly this since SetUp, and has returned exactly so many
@@ -126,7 +101,7 @@ class RefusedTokens : public testing::Test {
     EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(now_b, before_b))
         << now_b.ShortDebugString() << "\n"
         << before_b.ShortDebugString();
-    EXPECT_EQ(PagesFree(), free_before + returned);
+    EXPECT_EQ(daemon.GetBinding("b0").pages_free(), free_before + returned);
   }
 
   // One range of one token, over gRPC.
@@ -149,8 +124,18 @@ class RefusedTokens : public testing::Test {
     EXPECT_EQ(ToMap(result.refusals()), (Refusals{{reason, 1}}));
   }
 
-  static constexpr std::size_t kKept = 10;  // fragments of each lane
-  Daemon daemon{{"--worker", "any,any", "--port", "p0=net_null0,size=64;queues=2"}};
+  static std::string MemifPort(const std::string& name, const std::string& socket) {
+    return name + "=net_memif_" + name + ",role=server,socket-abstract=no,socket=" + socket;
+  }
+
+  static constexpr std::size_t kLent = 10;  // fragments of each lane
+  TempDir directory;
+  std::string socket0 = directory.path() / "memif0.sock";
+  std::string socket1 = directory.path() / "memif1.sock";
+  Daemon daemon{{"--worker", "any,any", "--port", MemifPort("p0", socket0), "--port",
+                 MemifPort("p1", socket1)}};
+  Process sender0{{RXTOKEN_MEMIF_SENDER, socket0, "1", "18", "1472"}};
+  Process sender1{{RXTOKEN_MEMIF_SENDER, socket1, "2", "18", "1472"}};
   RawClient a{daemon.run_dir()};
   RawClient b{daemon.run_dir()};
   std::vector<RawFragment> of_a;
@@ -184,9 +169,9 @@ TEST_F(RefusedTokens, OfASlotNotInUse) {
 }
 
 TEST_F(RefusedTokens, OfAnotherRxSocket) {
-  a.Return(0, std::array{Foreign()});
+  a.Return(0, std::array{OfLane(of_b, 0).front().token});
   ExpectOnly({{"not_held", 1}}, 0);
-  ExpectRefusedOverGrpc(Foreign(), "not_held");
+  ExpectRefusedOverGrpc(OfLane(of_b, 0).front().token, "not_held");
   ExpectOnly({{"not_held", 2}}, 0);
 }
 
@@ -208,7 +193,7 @@ TEST_F(RefusedTokens, ATailThatIsFurtherAheadThanTheRingIsLong) {
   EXPECT_TRUE(WaitUntil(
       [&] { return daemon.GetRxSocket("a").statistics().refusals().contains("bad_ring"); }));
   EXPECT_EQ(daemon.GetRxSocket("a").statistics().outstanding(), before_a.outstanding());
-  EXPECT_EQ(PagesFree(), free_before);
+  EXPECT_EQ(daemon.GetBinding("b0").pages_free(), free_before);
 }
 
 TEST_F(RefusedTokens, AnotherSessionMayNotReturn) {

@@ -105,7 +105,7 @@ TEST_F(Rxtokenctl, EveryNounCanBeMadeListedAndRemoved) {
 }
 
 TEST_F(Rxtokenctl, SaysWhyTheDaemonRefused) {
-  EXPECT_EQ(Run({"bind", "b0", "p9:0"}), kRefused);
+  EXPECT_EQ(Run({"bind", "b0", "p9:0", "--buffer", "16MiB"}), kRefused);
   EXPECT_THAT(errors, HasSubstr("p9"));
   EXPECT_EQ(Run({"unbind", "nothing"}), kRefused);
   EXPECT_THAT(errors, HasSubstr("nothing"));

@@ -120,7 +120,7 @@ constexpr std::uint32_t kPages = 64;
 class TestSocket {
  public:
   explicit TestSocket(std::size_t lanes = 1, std::uint32_t entries = kMinRingEntries)
-      : memory_(kPages * kDefaultPageBytes) {
+      : memory_(std::size_t{kPages} * kDefaultPageBytes) {
     std::vector<Receiver::RingPair> rings;
     for (std::size_t i = 0; i < lanes; i++) {
       lanes_.push_back(std::make_unique<TestLane>(entries));
