@@ -96,7 +96,8 @@ class Checker {
     for (const Fragment& fragment : message.fragments()) {
       const std::span<const std::byte> payload = fragment.payload();
       if (at + payload.size() > expected.size() ||
-          std::memcmp(payload.data(), expected.data() + at, payload.size()) != 0) {
+          !std::equal(payload.begin(), payload.end(),
+                      std::as_bytes(std::span(expected)).subspan(at).begin())) {
         Complain("bytes differ");
       }
       at += payload.size();
