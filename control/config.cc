@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <initializer_list>
@@ -343,7 +344,9 @@ Result<Config> LoadConfig(const std::string& path) {
   std::ifstream file(path);
   std::stringstream text;
   text << file.rdbuf();
-  if (!file) {
+  // A directory opens like a file, and reads like an empty one.
+  std::error_code ignored;
+  if (!file || std::filesystem::is_directory(path, ignored)) {
     return Status(Code::kInvalidArgument, "configuration file '" + path + "' cannot be read");
   }
   return ParseConfig(path, text.str());

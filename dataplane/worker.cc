@@ -440,12 +440,14 @@ bool Worker::VisitHolding(std::size_t n) {
   for (n = std::min(n, holding_.size()); n != 0; n--) {
     if (visit_ >= holding_.size()) visit_ = 0;
     RxLane& lane = *holding_[visit_];
-    busy |= Drain(lane) != 0;
+    const bool drained = Drain(lane) != 0;
+    busy |= drained;
     if (lane.lane.WantsDoorbell()) {
       RingDoorbell(lane);
       busy = true;
     }
-    if (lane.lane.counters().lent == lane.lane.counters().returned) {
+    // What was returned too often is read and refused before the lane is left alone.
+    if (!drained && lane.lane.counters().lent == lane.lane.counters().returned) {
       lane.holding = false;
       holding_[visit_] = holding_.back();
       holding_.pop_back();

@@ -17,6 +17,9 @@
 //   ReturnRing::*      application   worker        release / acquire, and not trusted:
 //                                                  copied once, checked, then used
 //
+// A return ring is read while something is outstanding on its lane. What is put there when
+// nothing is, by mistake therefore, waits until the lane is lent to again.
+//
 // This file is the ABI: a change of any size or offset below bumps kAbiMajor.
 #pragma once
 
