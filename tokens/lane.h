@@ -369,6 +369,23 @@ class Lane {
     return PageTable::kMaxLent - 1;
   }
 
+  // Takes a fragment back from a page that is not lent by us, which is refused, or that is
+  // saturated: then its cell stays as it is. True if it was accepted.
+  [[gnu::noinline, gnu::cold]] bool ReturnRare(std::uint32_t owner, std::uint32_t cell,
+                                               std::atomic<std::uint32_t>& uref) noexcept {
+    if (!PageTable::LentBy(owner, cell)) {
+      Refuse(NotLent(owner, cell));
+      return false;
+    }
+    const std::uint32_t held = uref.load(std::memory_order_relaxed);
+    if (held == 0) {
+      Refuse(Refusal::kNotHeld);
+      return false;
+    }
+    uref.store(held - 1, std::memory_order_relaxed);
+    return true;
+  }
+
   // Why a page is refused that is not LentBy() us. Its uref is not looked at: another worker
   // may lend the page now, and changes cell and uref one after the other.
   static Refusal NotLent(std::uint32_t owner, std::uint32_t cell) noexcept {
@@ -384,7 +401,7 @@ class Lane {
     const std::uint32_t pages = view.pages;
     const std::uint32_t owner = PageTable::OwnerBits(worker_);
     const std::uint32_t slot_bits = slot << kPageBits;
-    std::uint32_t accepted = 0;
+    std::uint32_t refused = 0;
     auto&& give = recycler.Open(*view.table);
     std::size_t at = i;
     for (; at < tokens.size(); at++) {
@@ -392,25 +409,26 @@ class Lane {
       if (page >= pages) [[unlikely]] {
         if (tokens[at] >> kPageBits != slot) break;
         Refuse(Refusal::kOutOfRange);
+        refused++;
         continue;
       }
       const std::uint32_t cell = cells[page].load(std::memory_order_relaxed);
-      if (!PageTable::LentBy(owner, cell)) [[unlikely]] {
-        Refuse(NotLent(owner, cell));
+      const std::uint32_t lent = cell - owner;  // 1 .. kMaxLent if we have lent it
+      if (lent - 1 >= PageTable::kMaxLent - 1) [[unlikely]] {
+        refused += !ReturnRare(owner, cell, urefs[page]);
         continue;
       }
       const std::uint32_t held = urefs[page].load(std::memory_order_relaxed);
       if (held == 0) [[unlikely]] {
         Refuse(Refusal::kNotHeld);
+        refused++;
         continue;
       }
       urefs[page].store(held - 1, std::memory_order_relaxed);
-      accepted++;
-      if (PageTable::Saturated(cell)) [[unlikely]]
-        continue;
       cells[page].store(cell - 1, std::memory_order_relaxed);
-      if (PageTable::Lent(cell) == 1) give(page);
+      if (lent == 1) give(page);
     }
+    const std::uint32_t accepted = static_cast<std::uint32_t>(at - i) - refused;
     i = at;
     view.outstanding -= accepted;
     return accepted;
