@@ -63,8 +63,8 @@ struct SourceAddress {
 };
 
 // A message is on loan from its RxSocket: its pages take no new frames until it is given
-// back, and the sender of a full buffer is dropped. The destructor gives it back; Return()
-// does so earlier; Release() leaves it to the caller's RxSocket::Return().
+// back, and a buffer without a free page drops what arrives. The destructor gives it back;
+// Return() does so earlier; Release() leaves it to the caller's RxSocket::Return().
 //
 // A Message that outlives its RxSocket is harmless: there is nothing left to give back, and
 // its payload stays mapped, but it may have been overwritten.
