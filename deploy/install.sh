@@ -31,6 +31,8 @@ test_packages='
   libgmock-dev
   libgtest-dev
   python3
+  spin
+  valgrind
 '
 
 packages=$build_packages
