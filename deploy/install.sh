@@ -31,8 +31,6 @@ test_packages='
   libgmock-dev
   libgtest-dev
   python3
-  spin
-  valgrind
 '
 
 packages=$build_packages
