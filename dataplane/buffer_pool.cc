@@ -14,27 +14,23 @@ namespace {
 
 constexpr char kOpsName[] = "rxtoken_pages";
 
-int ops_index = -1;
-
 }  // namespace
 
-int BufferPool::RegisterOps() {
-  static const int index = [] {
-    rte_mempool_ops ops = {};
-    std::snprintf(ops.name, sizeof ops.name, "%s", kOpsName);
-    ops.alloc = OpsAlloc;
-    ops.free = OpsFree;
-    ops.enqueue = OpsPush;
-    ops.dequeue = OpsPop;
-    ops.get_count = OpsCount;
-    ops.populate = OpsPopulate;
-    return rte_mempool_register_ops(&ops);
-  }();
-  return ops_index = index;
-}
+// Before main(), as DPDK's own mempools do: workers read it without asking.
+const int BufferPool::kOpsIndex = [] {
+  rte_mempool_ops ops = {};
+  std::snprintf(ops.name, sizeof ops.name, "%s", kOpsName);
+  ops.alloc = OpsAlloc;
+  ops.free = OpsFree;
+  ops.enqueue = OpsPush;
+  ops.dequeue = OpsPop;
+  ops.get_count = OpsCount;
+  ops.populate = OpsPopulate;
+  return rte_mempool_register_ops(&ops);
+}();
 
 BufferPool* BufferPool::Of(const rte_mempool* mempool) noexcept {
-  return mempool->ops_index == ops_index ? static_cast<BufferPool*>(mempool->pool_config) : nullptr;
+  return mempool->ops_index == kOpsIndex ? static_cast<BufferPool*>(mempool->pool_config) : nullptr;
 }
 
 BufferPool::BufferPool(std::unique_ptr<Buffer> buffer, std::uint32_t id)
@@ -47,7 +43,7 @@ BufferPool::BufferPool(std::unique_ptr<Buffer> buffer, std::uint32_t id)
 
 Result<std::unique_ptr<BufferPool>> BufferPool::Create(std::unique_ptr<Buffer> buffer,
                                                        std::uint32_t id) {
-  if (RegisterOps() < 0) {
+  if (kOpsIndex < 0) {
     return Status(Code::kResourceExhausted, "DPDK takes no more kinds of mempools");
   }
   std::unique_ptr<BufferPool> pool(new BufferPool(std::move(buffer), id));

@@ -85,7 +85,7 @@ class BufferPool {
   void PinMbuf(std::uint32_t page) noexcept;
 
   // rte_mempool_ops
-  static int RegisterOps();
+  static const int kOpsIndex;  // of our operations, as DPDK numbers them; negative: it is full
   static int OpsAlloc(rte_mempool* mempool);
   static void OpsFree(rte_mempool* mempool);
   static int OpsPush(rte_mempool* mempool, void* const* objects, unsigned n);
