@@ -172,7 +172,10 @@ Daemon::Daemon(const std::vector<std::string>& arguments) {
 }
 
 Daemon::~Daemon() {
-  if (process_->Running()) Stop();
+  // A sanitizer that had something to report changes the exit status.
+  if (process_->Running()) {
+    EXPECT_EQ(Stop(), 0) << process_->Errors();
+  }
 }
 
 std::optional<int> Daemon::Stop() {

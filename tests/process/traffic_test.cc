@@ -184,7 +184,7 @@ TEST(Traffic, FromAKernelSocketThroughTap) {
   // The driver has posted one page before the binding was there. Something else takes it.
   EXPECT_TRUE(SendUdp("198.18.0.2", kUdpPort + 1, {}, {.count = 1}));
   EXPECT_TRUE(
-      WaitUntil([&] { return traffic.daemon.GetPort("p0").queues(0).copied_packets() == 1; }));
+      WaitUntil([&] { return traffic.daemon.GetPort("p0").queues(0).copied_packets() >= 1; }));
   EXPECT_TRUE(SendUdp("198.18.0.2", kUdpPort, {}, traffic.pace()));
 
   traffic.ExpectAllReceived();
