@@ -22,6 +22,7 @@ build_packages='
   protobuf-compiler-grpc
 '
 test_packages='
+  binutils
   clang
   clang-format
   clang-tidy
@@ -31,6 +32,8 @@ test_packages='
   libgmock-dev
   libgtest-dev
   python3
+  spin
+  valgrind
 '
 
 packages=$build_packages
