@@ -3,7 +3,6 @@
 
 #include <arpa/inet.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 
 #include <algorithm>
@@ -35,34 +34,18 @@ void SetSource(const std::uint8_t* payload, unsigned ip_header_distance, v1::Mes
   message.set_source_port(static_cast<std::uint32_t>(udp[0]) << 8 | udp[1]);
 }
 
+// Empty if the buffer has no such page.
+std::span<const std::uint8_t> PageOf(const BufferView& buffer, std::uint32_t page) {
+  const std::uint64_t start = std::uint64_t{page} * buffer.page_bytes;
+  if (start >= buffer.bytes) return {};
+  return {buffer.data + start, buffer.page_bytes};
+}
+
 }  // namespace
 
-BufferMapping::BufferMapping(const BufferView& view) {
-  void* const data = mmap(nullptr, view.bytes, PROT_READ, MAP_SHARED, view.fd, 0);
-  if (data == MAP_FAILED) return;
-  data_ = static_cast<const std::uint8_t*>(data);
-  bytes_ = view.bytes;
-  page_bytes_ = view.page_bytes;
-}
-
-BufferMapping::BufferMapping(BufferMapping&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)),
-      bytes_(std::exchange(other.bytes_, 0)),
-      page_bytes_(other.page_bytes_) {}
-
-BufferMapping::~BufferMapping() {
-  if (data_ != nullptr) munmap(const_cast<std::uint8_t*>(data_), bytes_);
-}
-
-std::span<const std::uint8_t> BufferMapping::Page(std::uint32_t page) const noexcept {
-  const std::uint64_t start = std::uint64_t{page} * page_bytes_;
-  if (start >= bytes_) return {};
-  return {data_ + start, page_bytes_};
-}
-
-LocalReader::LocalReader(std::span<const std::pair<const DescriptorRing*, ReturnRing*>> rings) {
-  lanes_.reserve(rings.size());
-  for (const auto& [descriptors, returns] : rings) {
+LocalReader::LocalReader(const Attachment& attachment) : memory_(attachment.memory) {
+  lanes_.reserve(attachment.rings.size());
+  for (const auto& [descriptors, returns] : attachment.rings) {
     lanes_.emplace_back(descriptors, returns);
   }
 }
@@ -119,7 +102,7 @@ void LocalReader::AddFragment(Lane& lane, const Descriptor& descriptor) {
   const std::uint64_t binding = lane.slots[static_cast<std::size_t>(token.slot())];
   std::span<const std::uint8_t> page;
   if (const auto buffer = buffers_.find(binding); buffer != buffers_.end()) {
-    page = buffer->second.Page(static_cast<std::uint32_t>(token.page()));
+    page = PageOf(buffer->second, static_cast<std::uint32_t>(token.page()));
   }
   // A page is out of reach if ReturnTokens gave it back before we came to it and its binding
   // is gone since. The fragment is then shown without its payload.
@@ -149,7 +132,7 @@ void LocalReader::AddFragment(Lane& lane, const Descriptor& descriptor) {
   batch_bytes_ += descriptor.length;
 }
 
-void LocalReader::AddBuffer(std::uint64_t binding, BufferMapping buffer) {
+void LocalReader::AddBuffer(std::uint64_t binding, BufferView buffer) {
   std::lock_guard lock(mutex_);
   buffers_.try_emplace(binding, std::move(buffer));
 }
@@ -162,7 +145,7 @@ void LocalReader::Settle(bool give_back) {
                                 lane.batch_tokens.end());
     }
     lane.batch_tokens.clear();
-    if (!closed_) PushReturns(lane);
+    PushReturns(lane);
   }
 }
 
@@ -184,7 +167,6 @@ bool LocalReader::Arm() {
 
 void LocalReader::Disarm() {
   std::lock_guard lock(mutex_);
-  if (closed_) return;
   for (Lane& lane : lanes_) lane.reader.Disarm();
 }
 

@@ -4,9 +4,13 @@
 // It belongs to the rx socket and outlives the streams that use it one after the other, so
 // that each goes on where the one before stopped.
 //
+// It holds the memory that it reads, of rings and buffers, so that the rx socket and its
+// bindings may go at any time.
+//
 // Thread-safety: any thread. The lock is held while rings or pages are touched, never while
-//                a stream waits or writes; so Close(), after which the rings may be
-//                freed, waits for one batch to be copied at most. No worker takes it.
+//                a stream waits or writes; so Close(), after which pages are taken back
+//                and what they hold changes, waits for one batch to be copied at most. No
+//                worker takes it.
 #pragma once
 
 #include <array>
@@ -22,33 +26,14 @@
 #include "rxtoken/v1/token.pb.h"
 #include "tokens/abi/lane_reader.h"
 #include "tokens/abi/limits.h"
+#include "tokens/held.h"
 
 namespace rxtoken {
 
-// A read-only mapping of our own of a binding's buffer: it stays readable when the binding
-// is freed behind our back, as it does for an application.
-class BufferMapping {
- public:
-  BufferMapping() = default;  // a buffer that is gone: nothing can be read from it
-  // The empty mapping if there is no room for it.
-  explicit BufferMapping(const BufferView& view);
-  BufferMapping(BufferMapping&& other) noexcept;
-  BufferMapping& operator=(BufferMapping&&) = delete;
-  ~BufferMapping();
-
-  // From `offset` in the page to the page's end; empty if there is no such place.
-  std::span<const std::uint8_t> Page(std::uint32_t page) const noexcept;
-
- private:
-  const std::uint8_t* data_ = nullptr;
-  std::uint64_t bytes_ = 0;
-  std::uint32_t page_bytes_ = 0;
-};
-
 class LocalReader {
  public:
-  // `rings` as in Attachment; they stay valid until Close().
-  explicit LocalReader(std::span<const std::pair<const DescriptorRing*, ReturnRing*>> rings);
+  // Of `attachment`, what is for an application inside the daemon.
+  explicit LocalReader(const Attachment& attachment);
 
   struct ReadResult {
     bool closed = false;
@@ -58,7 +43,8 @@ class LocalReader {
   // Moves messages to the end of `batch` until there are `max_messages`, or about 1 MiB, or
   // no more. Payload is copied. Their tokens are Settle()d once the batch is sent.
   ReadResult Read(v1::ReceiveResponse& batch, int max_messages);
-  void AddBuffer(std::uint64_t binding, BufferMapping buffer);
+  // The empty view for a binding that is gone: its fragments are shown without payload.
+  void AddBuffer(std::uint64_t binding, BufferView buffer);
 
   // Ends the batch that Read() gave out: gives its tokens back, or leaves them held.
   void Settle(bool give_back);
@@ -73,7 +59,7 @@ class LocalReader {
 
   // The binding's buffer is not needed any more.
   void Forget(std::uint64_t binding);
-  // Nothing is read or written after this.
+  // Nothing is read after this.
   void Close();
 
  private:
@@ -95,8 +81,9 @@ class LocalReader {
 
   std::mutex mutex_;
   bool closed_ = false;
+  const Held<const Holdable> memory_;  // of the rings
   std::vector<Lane> lanes_;
-  std::map<std::uint64_t, BufferMapping> buffers_;
+  std::map<std::uint64_t, BufferView> buffers_;
   std::size_t batch_bytes_ = 0;
   std::int64_t realtime_offset_ns_ = 0;
 };

@@ -492,7 +492,7 @@ Result<Manager::Stream> Manager::BeginStream(const v1::ReceiveRequest& request) 
   }
   const Result<Attachment> attachment = dataplane_.Attach(*id);
   if (!attachment.ok()) return attachment.status();
-  if (!rx_socket.reader) rx_socket.reader = std::make_shared<LocalReader>(attachment->rings);
+  if (!rx_socket.reader) rx_socket.reader = std::make_shared<LocalReader>(*attachment);
   // An application outside would not know where in the rings we stopped.
   rx_socket.secret.clear();
   rx_socket.streaming = true;

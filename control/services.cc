@@ -257,16 +257,11 @@ class TokensService final : public v1::Tokens::Service {
 
   grpc::Status AddBuffer(const grpc::ServerContext& context, std::uint64_t binding,
                          LocalReader& reader) {
-    // Mapped on the control thread, where the binding cannot be freed meanwhile.
-    Result<BufferMapping> mapping =
-        daemon_.loop.Run(Deadline(context), [&]() -> Result<BufferMapping> {
-          const Result<BufferView> buffer = daemon_.manager.GetBuffer(binding);
-          if (buffer.ok()) return BufferMapping(*buffer);
-          if (buffer.status().code() == Code::kNotFound) return BufferMapping();
-          return buffer.status();
-        });
-    if (!mapping.ok()) return ToGrpc(mapping.status());
-    reader.AddBuffer(binding, *std::move(mapping));
+    Result<BufferView> buffer =
+        daemon_.loop.Run(Deadline(context), [&] { return daemon_.manager.GetBuffer(binding); });
+    if (!buffer.ok() && buffer.status().code() == Code::kNotFound) buffer = BufferView();
+    if (!buffer.ok()) return ToGrpc(buffer.status());
+    reader.AddBuffer(binding, *std::move(buffer));
     return grpc::Status::OK;
   }
 

@@ -15,10 +15,11 @@
 
 #include "dataplane/dataplane.h"
 #include "tokens/abi/status.h"
+#include "tokens/held.h"
 
 namespace rxtoken {
 
-class Buffer {
+class Buffer : public Holdable {
  public:
   // `binding` is for messages and for /proc/<pid>/maps. `bytes` is a multiple of `page_bytes`;
   // with huge pages the memory is rounded up to 2 MiB, the number of pages is not.
@@ -32,9 +33,7 @@ class Buffer {
   // Errors: kInvalidArgument, as above
   static Status CheckSizes(const std::string& binding, std::uint64_t bytes,
                            std::uint32_t page_bytes);
-  ~Buffer();
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() override;
 
   int fd() const noexcept { return fd_; }
   std::uint8_t* data() const noexcept { return data_; }

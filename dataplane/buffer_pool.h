@@ -18,6 +18,7 @@
 #include "dataplane/buffer.h"
 #include "tokens/abi/status.h"
 #include "tokens/demand_zero.h"
+#include "tokens/held.h"
 #include "tokens/page_pool.h"
 #include "tokens/page_table.h"
 
@@ -50,6 +51,7 @@ class BufferPool {
 
   rte_mempool* mempool() const noexcept { return mempool_; }
   Buffer& buffer() const noexcept { return *buffer_; }
+  const Held<Buffer>& memory() const noexcept { return buffer_; }  // to keep it
   const PageTable& table() const noexcept { return table_; }
   PagePool& pages() noexcept { return *pages_; }
 
@@ -94,7 +96,7 @@ class BufferPool {
   static int OpsPopulate(rte_mempool* mempool, unsigned max, void* memory, rte_iova_t iova,
                          std::size_t bytes, rte_mempool_populate_obj_cb_t* added, void* argument);
 
-  std::unique_ptr<Buffer> buffer_;
+  const Held<Buffer> buffer_;
   const std::uint8_t* buffer_data_;
   unsigned page_shift_;
   std::uint32_t page_mask_;

@@ -331,11 +331,12 @@ Result<BindingInfo> DataplaneImpl::GetBinding(std::uint64_t id) {
 Result<BufferView> DataplaneImpl::GetBuffer(std::uint64_t id) {
   const auto it = bindings_.find(id);
   if (it == bindings_.end()) return NoSuch("binding", id);
-  const Buffer& buffer = it->second.pool->buffer();
-  return BufferView{.fd = buffer.fd(),
-                    .data = buffer.data(),
-                    .bytes = buffer.bytes(),
-                    .page_bytes = buffer.page_bytes()};
+  const Held<Buffer>& buffer = it->second.pool->memory();
+  return BufferView{.fd = buffer->fd(),
+                    .data = buffer->data(),
+                    .bytes = buffer->bytes(),
+                    .page_bytes = buffer->page_bytes(),
+                    .memory = buffer};
 }
 
 // ---- rx sockets ------------------------------------------------------------------------------

@@ -23,6 +23,7 @@
 #include "tokens/abi/limits.h"
 #include "tokens/abi/ring.h"
 #include "tokens/abi/status.h"
+#include "tokens/held.h"
 
 namespace rxtoken {
 
@@ -105,12 +106,14 @@ struct BindingInfo {
 };
 
 // A binding's buffer. `fd` is sealed: whoever gets it can map it for reading only. It stays
-// the dataplane's; `data` is the dataplane's own mapping.
+// the dataplane's; `data` is the dataplane's own mapping. Both are there while `memory` is
+// held, even if the binding goes.
 struct BufferView {
   int fd = -1;
   const std::uint8_t* data = nullptr;
   std::uint64_t bytes = 0;
   std::uint32_t page_bytes = 0;
+  Held<const Holdable> memory;
 };
 
 enum class Content { kPayload, kFrame };
@@ -129,9 +132,10 @@ struct Attachment {
   int doorbell = -1;
   std::uint32_t lanes = 0;
   std::uint32_t entries = 0;
-  // The daemon's own mapping, for an application inside it. One pair for each lane; valid
-  // until CloseRxSocket.
+  // The daemon's own mapping, for an application inside it. One pair for each lane; there
+  // while `memory` is held, even if the rx socket goes.
   std::vector<std::pair<const DescriptorRing*, ReturnRing*>> rings;
+  Held<const Holdable> memory;
 };
 
 struct RxSocketInfo {

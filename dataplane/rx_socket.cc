@@ -52,19 +52,20 @@ Result<std::unique_ptr<RxSocket>> RxSocket::Open(const RxSocketOptions& options,
                       std::to_string(kMaxRingEntries));
   }
   std::unique_ptr<RxSocket> socket(new RxSocket(options));
+  Rings& rings = *socket->rings_;
   const std::size_t descriptor_stride = DescriptorRingBytes(entries);
   const std::size_t return_stride = ReturnRingBytes(entries);
-  if (Status s = socket->descriptors_.Create("rxtoken-descriptors", workers * descriptor_stride);
+  if (Status s = rings.descriptors.Create("rxtoken-descriptors", workers * descriptor_stride);
       !s.ok()) {
     return s;
   }
-  if (Status s = socket->returns_.Create("rxtoken-returns", workers * return_stride); !s.ok()) {
+  if (Status s = rings.returns.Create("rxtoken-returns", workers * return_stride); !s.ok()) {
     return s;
   }
   for (std::uint32_t worker = 0; worker < workers; worker++) {
     auto* descriptors =
-        reinterpret_cast<DescriptorRing*>(socket->descriptors_.data + worker * descriptor_stride);
-    auto* returns = reinterpret_cast<ReturnRing*>(socket->returns_.data + worker * return_stride);
+        reinterpret_cast<DescriptorRing*>(rings.descriptors.data + worker * descriptor_stride);
+    auto* returns = reinterpret_cast<ReturnRing*>(rings.returns.data + worker * return_stride);
     descriptors->magic = kAbiMagic;
     descriptors->abi_major = kAbiMajor;
     descriptors->abi_minor = kAbiMinor;
@@ -73,8 +74,8 @@ Result<std::unique_ptr<RxSocket>> RxSocket::Open(const RxSocketOptions& options,
     socket->lanes_.push_back(
         std::make_unique<RxLane>(worker, &socket->slots_, descriptors, returns, options.content));
   }
-  if (Status s = socket->descriptors_.Seal(false); !s.ok()) return s;
-  if (Status s = socket->returns_.Seal(true); !s.ok()) return s;
+  if (Status s = rings.descriptors.Seal(false); !s.ok()) return s;
+  if (Status s = rings.returns.Seal(true); !s.ok()) return s;
   return socket;
 }
 
@@ -87,17 +88,19 @@ Result<Attachment> RxSocket::Attach() {
                   "rx socket '" + options_.name + "': no doorbell: " + std::strerror(errno));
   }
   doorbell_ = pair[0];
-  Attachment attachment{.descriptor_fd = descriptors_.fd,
-                        .return_fd = returns_.fd,
+  Attachment attachment{.descriptor_fd = rings_->descriptors.fd,
+                        .return_fd = rings_->returns.fd,
                         .doorbell = pair[1],
                         .lanes = static_cast<std::uint32_t>(lanes_.size()),
                         .entries = options_.ring_entries,
-                        .rings = {}};
+                        .rings = {},
+                        .memory = rings_};
   for (std::uint32_t i = 0; i < attachment.lanes; i++) {
     attachment.rings.emplace_back(
-        reinterpret_cast<const DescriptorRing*>(descriptors_.data +
+        reinterpret_cast<const DescriptorRing*>(rings_->descriptors.data +
                                                 i * DescriptorRingBytes(options_.ring_entries)),
-        reinterpret_cast<ReturnRing*>(returns_.data + i * ReturnRingBytes(options_.ring_entries)));
+        reinterpret_cast<ReturnRing*>(rings_->returns.data +
+                                      i * ReturnRingBytes(options_.ring_entries)));
   }
   return attachment;
 }

@@ -11,6 +11,7 @@
 
 #include "dataplane/dataplane.h"
 #include "dataplane/worker.h"
+#include "tokens/held.h"
 #include "tokens/slot_table.h"
 
 namespace rxtoken {
@@ -52,9 +53,14 @@ class RxSocket {
     ~Shared();
   };
 
+  // Of all lanes.
+  struct Rings : Holdable {
+    Shared descriptors;
+    Shared returns;
+  };
+
   RxSocketOptions options_;
-  Shared descriptors_;
-  Shared returns_;
+  const Held<Rings> rings_{std::make_unique<Rings>()};
   SlotTable slots_;
   std::vector<std::unique_ptr<RxLane>> lanes_;
   int doorbell_ = -1;

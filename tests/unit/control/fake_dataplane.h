@@ -25,19 +25,28 @@ namespace rxtoken {
 
 class FakeDataplane : public Dataplane {
  public:
+  struct Memory : Holdable {
+    explicit Memory(std::size_t size) : fd(memfd_create("fake", MFD_CLOEXEC)), bytes(size) {
+      EXPECT_EQ(ftruncate(fd.get(), static_cast<off_t>(size)), 0);
+      data = static_cast<std::uint8_t*>(
+          mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0));
+    }
+    ~Memory() override { munmap(data, bytes); }
+    UniqueFd fd;
+    std::size_t bytes;
+    std::uint8_t* data;
+  };
   struct Buffer {
     BindingOptions options;
-    UniqueFd fd;
+    Held<Memory> memory;
     std::uint8_t* data = nullptr;
     bool draining = false;
-    ~Buffer() { munmap(data, options.buffer_bytes); }
   };
   struct Socket {
     RxSocketOptions options;
     bool attached = false;
     UniqueFd doorbell;  // the worker's end
-    UniqueFd memory;    // stands for the rings when descriptors are sent
-    std::unique_ptr<void, decltype(&std::free)> rings{nullptr, std::free};
+    Held<Memory> memory;
     DescriptorRing* descriptors = nullptr;
     ReturnRing* returns = nullptr;
   };
@@ -58,10 +67,8 @@ class FakeDataplane : public Dataplane {
     const std::uint64_t id = next_id_++;
     Buffer& buffer = buffers[id];
     buffer.options = options;
-    buffer.fd = UniqueFd(memfd_create("fake", MFD_CLOEXEC));
-    EXPECT_EQ(ftruncate(buffer.fd.get(), static_cast<off_t>(options.buffer_bytes)), 0);
-    buffer.data = static_cast<std::uint8_t*>(mmap(
-        nullptr, options.buffer_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, buffer.fd.get(), 0));
+    buffer.memory = Held(std::make_unique<Memory>(options.buffer_bytes));
+    buffer.data = buffer.memory->data;
     return id;
   }
   Status Unbind(std::uint64_t binding) override {
@@ -90,22 +97,19 @@ class FakeDataplane : public Dataplane {
     const auto found = buffers.find(binding);
     if (found == buffers.end()) return Status(Code::kNotFound, "no such binding");
     const Buffer& buffer = found->second;
-    return BufferView{buffer.fd.get(), buffer.data, buffer.options.buffer_bytes,
-                      buffer.options.page_bytes};
+    return BufferView{buffer.memory->fd.get(), buffer.data, buffer.options.buffer_bytes,
+                      buffer.options.page_bytes, buffer.memory};
   }
 
   Result<std::uint64_t> OpenRxSocket(const RxSocketOptions& options) override {
     const std::uint64_t id = next_id_++;
     Socket& socket = sockets[id];
     socket.options = options;
-    socket.memory = UniqueFd(memfd_create("fake", MFD_CLOEXEC));
     const std::size_t ring_bytes = DescriptorRingBytes(options.ring_entries);
-    auto* const rings = static_cast<std::byte*>(std::aligned_alloc(4096, ring_bytes * 2));
-    socket.rings.reset(rings);
-    std::memset(rings, 0, ring_bytes * 2);
-    socket.descriptors = reinterpret_cast<DescriptorRing*>(rings);
+    socket.memory = Held(std::make_unique<Memory>(ring_bytes * 2));
+    socket.descriptors = reinterpret_cast<DescriptorRing*>(socket.memory->data);
     socket.descriptors->entries = options.ring_entries;
-    socket.returns = reinterpret_cast<ReturnRing*>(rings + ring_bytes);
+    socket.returns = reinterpret_cast<ReturnRing*>(socket.memory->data + ring_bytes);
     return id;
   }
   Result<Attachment> Attach(std::uint64_t rx_socket) override {
@@ -115,12 +119,13 @@ class FakeDataplane : public Dataplane {
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
     socket.attached = true;
     socket.doorbell = UniqueFd(ends[0]);
-    return Attachment{socket.memory.get(),
-                      socket.memory.get(),
+    return Attachment{socket.memory->fd.get(),
+                      socket.memory->fd.get(),
                       ends[1],
                       1,
                       socket.options.ring_entries,
-                      {{socket.descriptors, socket.returns}}};
+                      {{socket.descriptors, socket.returns}},
+                      socket.memory};
   }
   Status Detach(std::uint64_t rx_socket) override {
     sockets.at(rx_socket).attached = false;
