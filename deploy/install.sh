@@ -31,6 +31,7 @@ test_packages='
   libclang-rt-14-dev
   libgmock-dev
   libgtest-dev
+  libjudy-dev
   python3
   spin
   valgrind
