@@ -22,6 +22,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -52,7 +53,7 @@ struct Arguments {
   bool frames = true;  // one rule for all frames; else 16 exact UDP flows
   std::uint32_t sockets = 1;
   double seconds = 1;
-  std::uint64_t buffer_bytes = std::uint64_t{512} << 20;
+  std::uint64_t buffer_bytes = 0;  // enough for what is held and what waits in the rings
 };
 
 [[noreturn]] void Die(const std::string& what) {
@@ -390,6 +391,8 @@ Arguments Parse(int argc, char** argv) {
     else
       Die("unknown argument: " + std::string(name));
   }
+  arguments.buffer_bytes =
+      std::bit_ceil(arguments.hold + kDefaultRingEntries * arguments.sockets + 1ull) * 4096;
   return arguments;
 }
 

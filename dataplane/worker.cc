@@ -411,9 +411,9 @@ void Worker::Lent(RxLane& lane, std::uint32_t fragments) {
     lane.holding = true;
     holding_.push_back(&lane);
   }
-  if (lane.lane.unpublished() >= kPublishLot) {
+  if (lane.lane.unpublished() >= kLot) {
     lane.lane.Publish();
-    if (lane.lane.counters().lent - lane.lent_at_drain >= kDrainLot) Drain(lane);
+    lane.lane.Drain(recycler_);
   }
   lane.lane.PrefetchRing(fragments);
 }
@@ -428,11 +428,6 @@ void Worker::PublishAll() {
   to_publish_.clear();
 }
 
-std::uint32_t Worker::Drain(RxLane& lane) {
-  lane.lent_at_drain = lane.lane.counters().lent;
-  return lane.lane.Drain(recycler_);
-}
-
 // Looks after the next `n` lanes that have something outstanding, in turn. True if one of
 // them had returned something or waits for its doorbell.
 bool Worker::VisitHolding(std::size_t n) {
@@ -440,7 +435,7 @@ bool Worker::VisitHolding(std::size_t n) {
   for (n = std::min(n, holding_.size()); n != 0; n--) {
     if (visit_ >= holding_.size()) visit_ = 0;
     RxLane& lane = *holding_[visit_];
-    const bool drained = Drain(lane) != 0;
+    const bool drained = lane.lane.Drain(recycler_) != 0;
     busy |= drained;
     if (lane.lane.WantsDoorbell()) {
       RingDoorbell(lane);

@@ -8,8 +8,8 @@
 //
 // The work of a round follows what happened in it, not how many rx sockets exist: only
 // lanes with something unpublished, or with something outstanding, are on a list. Lots of 64
-// to 128 for publishing and draining, although bursts are of 32, are worth 1.6 ns of 13.9
-// a packet; see bench/macro.
+// for publishing and draining, although bursts are of 32, are worth 1.6 ns of 13.9 a packet;
+// larger ones keep more pages in flight than the cache has room for; see bench/macro.
 //
 // Thread-safety: Call, Start and Stop by the control thread; all else by the worker.
 // Blocks: never, except for naps of at most 100 us when idle in PollMode::kAdaptive.
@@ -45,7 +45,6 @@ struct RxLane {
   bool to_publish = false;  // on Worker::to_publish_
   bool holding = false;     // on Worker::holding_
   int doorbell = -1;        // not owned
-  std::uint64_t lent_at_drain = 0;
   std::uint64_t rung_ns = 0;
 };
 
@@ -99,8 +98,7 @@ class Worker {
  private:
   static constexpr std::uint16_t kBurst = 32;
   static constexpr std::uint32_t kMaxSegments = 64;     // of a frame
-  static constexpr std::uint32_t kPublishLot = 64;      // fragments
-  static constexpr std::uint32_t kDrainLot = 128;       // fragments lent since the last drain
+  static constexpr std::uint32_t kLot = 64;             // fragments from drain to drain
   static constexpr std::uint32_t kFlushRounds = 8;      // a lot waits no longer than this
   static constexpr std::uint32_t kVisitRounds = 4;      // between visits of lanes that hold pages
   static constexpr std::uint64_t kDoorbellNs = 50'000;  // an application cannot have more
@@ -135,7 +133,6 @@ class Worker {
 
   void Lent(RxLane& lane, std::uint32_t fragments);
   void PublishAll();
-  std::uint32_t Drain(RxLane& lane);
   bool VisitHolding(std::size_t n);
   void RingDoorbell(RxLane& lane);
 
