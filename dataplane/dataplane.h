@@ -53,6 +53,7 @@ struct PortOptions {
   std::string device;                // "net_null0,size=64" or a PCI address "0000:03:00.0"
   std::uint32_t queues = 1;          // receive queues, 1..1024
   std::uint32_t ring_entries = 512;  // of each queue; adjusted to what the driver takes
+  std::string exception_tap = {};    // interface for frames that no rule matches; empty: none
 };
 
 struct QueueInfo {
@@ -62,6 +63,14 @@ struct QueueInfo {
   std::uint64_t rx_bytes = 0;
   std::uint64_t copied_packets = 0;
   std::array<std::uint64_t, kDropReasons> drops = {};
+};
+
+struct ExceptionPathInfo {
+  std::string interface;
+  std::uint64_t to_kernel = 0;  // frames
+  std::uint64_t from_kernel = 0;
+  std::uint64_t to_kernel_drops = 0;
+  std::uint64_t from_kernel_drops = 0;
 };
 
 struct PortInfo {
@@ -79,11 +88,7 @@ struct PortInfo {
   std::uint64_t rx_errors = 0;
   std::uint64_t rx_no_buffer = 0;
   std::vector<QueueInfo> queues;
-};
-
-struct QueueRef {
-  std::uint32_t port = 0;
-  std::uint32_t queue = 0;
+  std::optional<ExceptionPathInfo> exception_path;
 };
 
 struct BindingOptions {
@@ -91,6 +96,7 @@ struct BindingOptions {
   std::uint64_t buffer_bytes = 0;
   std::uint32_t page_bytes = kDefaultPageBytes;
   Memory memory = Memory::kAuto;
+  std::uint32_t frames_per_page = 1;  // a power of two; each gets 2048 bytes at least
   std::vector<QueueRef> queues;
 };
 
@@ -103,6 +109,8 @@ struct BindingInfo {
   std::vector<QueueRef> queues;    // none once it drains
   std::uint32_t pages = 0;
   std::uint32_t pages_free = 0;
+  std::uint32_t frames_per_page = 1;
+  std::uint64_t saturated_pages = 0;
 };
 
 // A binding's buffer. `fd` is sealed: whoever gets it can map it for reading only. It stays
@@ -118,10 +126,16 @@ struct BufferView {
 
 enum class Content { kPayload, kFrame };
 
+// What happens to a frame that lies outside the bindings which its rx socket may use.
+enum class Outside { kCopy, kDrop };
+
 struct RxSocketOptions {
   std::string name;  // for messages
   Content content = Content::kPayload;
   std::uint32_t ring_entries = kDefaultRingEntries;
+  std::uint32_t max_held_fragments = 0;      // on each worker; 0: no limit
+  std::vector<std::uint64_t> bindings = {};  // that it may use, by id; empty: any
+  Outside outside = Outside::kCopy;
 };
 
 // What an application needs in order to read a rx socket. The descriptors stay the
@@ -148,13 +162,20 @@ struct RxSocketInfo {
   std::uint32_t slots_in_use = 0;
   std::uint64_t copied_messages = 0;
   std::uint64_t doorbells = 0;
+  std::uint64_t waiting = 0;  // fragments, for a free slot; neither lent nor outstanding
+  std::uint64_t revoked = 0;  // fragments; part of `returned`
   std::array<std::uint64_t, kDropReasons> drops = {};
   std::array<std::uint64_t, kRefusals> refusals = {};
 };
 
-struct RuleCounters {
-  std::uint64_t packets = 0;
+struct RuleInfo {
+  std::uint64_t id = 0;
+  std::uint64_t packets = 0;  // that matched
   std::uint64_t bytes = 0;
+  std::uint64_t drops = 0;   // deliveries that failed, one for each rx socket
+  std::uint64_t copied = 0;  // deliveries of a copy
+  bool in_hardware = false;
+  std::string placement_reason;  // why not, in the driver's words; empty without steer_to
 };
 
 struct TokenRange {
@@ -189,15 +210,22 @@ class Dataplane {
 
   // Errors: as Bindings.Bind in binding.proto. Answers the binding's id.
   virtual Result<std::uint64_t> Bind(const BindingOptions& options) = 0;
+  // Gives a binding further queues; one that another binding has is moved in one step.
+  // Errors: as Bindings.AttachQueues in binding.proto.
+  virtual Status AttachQueues(std::uint64_t binding, std::span<const QueueRef> queues) = 0;
   // Errors: kNotFound, kFailedPrecondition (draining already)
   virtual Status Unbind(std::uint64_t binding) = 0;
+  // Takes back every fragment of a draining binding; answers how many.
+  // Errors: kNotFound, kFailedPrecondition (not draining)
+  virtual Result<std::uint64_t> Revoke(std::uint64_t binding) = 0;
   // Frees what drained since the last call; answers the ids that are gone.
   virtual std::vector<std::uint64_t> ReapBindings() = 0;
   // Errors: kNotFound
   virtual Result<BindingInfo> GetBinding(std::uint64_t binding) = 0;
   virtual Result<BufferView> GetBuffer(std::uint64_t binding) = 0;
 
-  // Errors: kInvalidArgument, kResourceExhausted. Answers the rx socket's id.
+  // Errors: kInvalidArgument, kNotFound (a binding), kResourceExhausted. Answers the rx socket's
+  // id.
   virtual Result<std::uint64_t> OpenRxSocket(const RxSocketOptions& options) = 0;
   // Delivery starts now. Errors: kNotFound, kFailedPrecondition (attached already)
   virtual Result<Attachment> Attach(std::uint64_t rx_socket) = 0;
@@ -211,11 +239,11 @@ class Dataplane {
   virtual Result<RxSocketInfo> GetRxSocket(std::uint64_t rx_socket, bool audit) = 0;
 
   // The complete rule set from now on, in any order. Rules with an id that was there before
-  // keep their counters. Precondition: every rule names an open rx socket, ports and queues
-  // that exist, and no two have the same match and priority.
+  // keep their counters unless the match changed. Precondition: every rule names 1 to
+  // kMaxFanOut open rx sockets, ports and queues that exist, and no two are Equivalent().
   virtual void SetRules(std::span<const FlowRule> rules) = 0;
-  // In the order in which the worker tries them: ids and counters.
-  virtual std::vector<std::pair<std::uint64_t, RuleCounters>> GetRules() = 0;
+  // In the order in which the worker tries them.
+  virtual std::vector<RuleInfo> GetRules() = 0;
 
   // One fragment of each token of each range; one result for each range.
   // Errors: kNotFound

@@ -5,8 +5,11 @@
 #pragma once
 
 #include <array>
+#include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace rxtoken {
 
@@ -24,24 +27,40 @@ struct IpPrefix {
 
 // Fields that are not set match everything.
 struct FlowMatch {
-  std::optional<std::uint32_t> port;   // index of a port
-  std::optional<std::uint32_t> queue;  // only together with port
-  std::optional<std::uint16_t> vlan;   // ID of the outermost tag; 0 = untagged
-  IpPrefix source;
-  IpPrefix destination;
-  std::optional<std::uint8_t> protocol;
-  std::optional<std::uint16_t> source_port;  // host order; only with protocol TCP or UDP
-  std::optional<std::uint16_t> destination_port;
+  std::optional<std::uint32_t> port = {};   // index of a port
+  std::optional<std::uint32_t> queue = {};  // only together with port
+  std::optional<std::uint16_t> vlan = {};   // ID of the outermost tag; 0 = untagged
+  IpPrefix source = {};
+  IpPrefix destination = {};
+  std::optional<std::uint8_t> protocol = {};
+  std::optional<std::uint16_t> source_port = {};  // host order; only with protocol TCP or UDP
+  std::optional<std::uint16_t> destination_port = {};
 
   friend bool operator==(const FlowMatch&, const FlowMatch&) = default;
 };
 
+struct QueueRef {
+  std::uint32_t port = 0;
+  std::uint32_t queue = 0;
+
+  friend auto operator<=>(const QueueRef&, const QueueRef&) = default;
+};
+
 struct FlowRule {
   std::uint64_t id = 0;
-  FlowMatch match;
-  std::int32_t priority = 0;    // highest wins; among equals the rule that fixes more bits
-  std::uint64_t rx_socket = 0;  // id
+  FlowMatch match = {};
+  std::int32_t priority = 0;  // highest wins; among equals the rule that fixes more bits
+  std::vector<std::uint64_t> rx_sockets = {};  // ids; each gets every frame
+  std::optional<QueueRef> steer_to = {};       // the port is asked to deliver there
+
+  friend bool operator==(const FlowRule&, const FlowRule&) = default;
 };
+
+inline constexpr std::size_t kMaxFanOut = 32;  // rx sockets of one rule
+
+// Whether two matches are for the same frames, however they are written: "from 0.0.0.0/0" and
+// "to 0.0.0.0/0" both are any IPv4.
+bool Equivalent(const FlowMatch& a, const FlowMatch& b) noexcept;
 
 // What a frame is looked up by: five words, of which IPv4 and non-IP frames use the first
 // two, so that the common key is 16 bytes.

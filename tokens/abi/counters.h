@@ -20,12 +20,12 @@ namespace rxtoken {
   X(kMalformed, "malformed", "a header field has a value that its protocol forbids")       \
   X(kNotAttached, "not_attached", "the rx socket has no application attached")             \
   X(kRingFull, "ring_full", "the rx socket's descriptor ring is full")                     \
-  X(kNoSlot, "no_slot", "all 32 slots of the rx socket have outstanding tokens")           \
-  X(kPageLimit, "page_limit", "the page is outstanding 65535 times already")               \
+  X(kNoSlot, "no_slot", "all 32 slots have outstanding tokens, and too much waits")        \
+  X(kHeldLimit, "held_limit", "the rx socket holds max_held_fragments already")            \
+  X(kOutside, "outside", "it lies outside the bindings that the rx socket may use")        \
   X(kTooManySegments, "too_many_segments", "the frame is spread over more than 64 pages")  \
   X(kNoPage, "no_page", "no free page to copy a frame into that arrived outside the binding")
 
-//   X(enumerator, name, meaning)
 #define RXTOKEN_REFUSALS(X)                                                                  \
   X(kSlotNotInUse, "slot_not_in_use", "nothing is outstanding under the token's slot")       \
   X(kOutOfRange, "out_of_range", "the buffer has no such page")                              \

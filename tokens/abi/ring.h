@@ -39,6 +39,8 @@ enum class DescriptorKind : std::uint8_t {
   kFragment = 1,    // a piece of a message, lent
   kSlotMapped = 2,  // from here on this lane's `slot` names pages of `binding`
   kTime = 3,        // from here on arrival times have `time_high` as upper half
+  kUnbound = 4,     // `binding` was unbound: nothing more of it will come on this lane
+  kRevoked = 5,     // the tokens of this lane's `slot` are void; their pages were taken back
 };
 
 // Flags of a kFragment descriptor.
@@ -54,10 +56,11 @@ struct Descriptor {
   // in front of which it lies on the same page; the source address is read from there.
   // 0: no IP header was recognised.
   std::uint8_t ip_header_distance;
-  std::uint8_t slot;  // kSlotMapped
+  std::uint8_t slot;  // kSlotMapped, kRevoked
   union {
     std::uint32_t token;      // kFragment: PageToken::wire()
-    std::uint32_t binding;    // kSlotMapped: id, never reused while the daemon runs
+    std::uint32_t binding;    // kSlotMapped, kUnbound, kRevoked: id, never reused while the
+                              // daemon runs
     std::uint32_t time_high;  // kTime
   };
   std::uint16_t offset;    // kFragment: bytes from the start of the page
