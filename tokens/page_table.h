@@ -3,13 +3,17 @@
 //
 //   cell  31          16 15           0
 //        +--------------+--------------+
-//        | worker + 1   | lent         |    0: never lent
+//        | worker + 1   | lent         |    upper half 0: nobody's
 //        +--------------+--------------+
 //
 // A page in flight has one owner, the worker that received it, and the owner is the only
 // writer of its cell and of its urefs. So a change is a load and a store, no locked
 // instruction; the words are atomics because any thread may read them. A page changes owner
 // only through the page pool, where its count is zero.
+//
+// A page that carries several frames has a share in its count for each frame that was not
+// lent or dropped yet, so that the page stays while the driver, or the pool, may still fill
+// the rest of it. While such a page is in the pool, it has all its shares and no owner.
 //
 // The count saturates: a page that is lent kMaxLent times at once, over all rx sockets, keeps
 // that count for ever and never goes back to the pool, and its binding never drains. A leak,
