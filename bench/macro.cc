@@ -251,8 +251,7 @@ void MeasureOurs(const Arguments& arguments) {
     sockets.push_back(OrDie(dataplane->OpenRxSocket(socket)));
   }
   for (std::uint32_t i = 0; i < (arguments.frames ? 1u : 16u); i++) {
-    FlowRule rule{
-        .id = i + 1, .match = {}, .priority = 0, .rx_socket = sockets[i % sockets.size()]};
+    FlowRule rule{.id = i + 1, .rx_sockets = {sockets[i % sockets.size()]}};
     if (!arguments.frames) rule.match = ExactFlow(i);
     rules.push_back(rule);
   }

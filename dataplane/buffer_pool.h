@@ -40,7 +40,8 @@ class BufferPool {
 
   // `id` is the binding's; `frames_per_page` a power of two that leaves each at least
   // kMinFrameBytes. Errors: kResourceExhausted
-  static Result<std::unique_ptr<BufferPool>> Create(std::unique_ptr<Buffer> buffer, std::uint32_t id,
+  static Result<std::unique_ptr<BufferPool>> Create(std::unique_ptr<Buffer> buffer,
+                                                    std::uint32_t id,
                                                     std::uint32_t frames_per_page = 1);
   ~BufferPool();
 
@@ -71,12 +72,15 @@ class BufferPool {
   // How many of `wanted` mbufs the calling worker can have for certain, whatever others do.
   std::uint32_t Reserve(std::uint32_t wanted) noexcept;
 
-  // A frame of the page was lent, or dropped: its share in the page is over, and the page goes
-  // back if that was all. Nothing happens to a page of one frame that is lent; if it was
-  // dropped, FreePage() it. By the worker that received the frame.
-  void EndShare(std::uint32_t page) noexcept;
-  // Nothing of the page is lent or waits to be filled any more.
-  void FreePage(std::uint32_t page) noexcept;
+  // A frame of the page was lent as often as it will be, perhaps never: the page goes back
+  // unless something of it is lent, or may still be filled. By the worker that received it.
+  void EndFrame(std::uint32_t page) noexcept {
+    if (frames_per_page_ != 1) return DropShare(page);
+    if (PageTable::Lent(table_.cells()[page].load(std::memory_order_relaxed)) == 0) FreePage(page);
+  }
+  // Keeps the page although nothing of it is lent, until DropShare(). By the same worker.
+  void TakeShare(std::uint32_t worker, std::uint32_t page) noexcept;
+  void DropShare(std::uint32_t page) noexcept;
   // Makes the page that recycling is about to push as new.
   void Renew(std::uint32_t page) const noexcept {
     if (frames_per_page_ != 1) [[unlikely]]
@@ -128,6 +132,7 @@ class BufferPool {
     return reinterpret_cast<rte_mbuf*>(mbufs_.data() + frame * kMbufStride + kMbufOffset);
   }
   void PinMbuf(std::uint32_t frame) noexcept;
+  void FreePage(std::uint32_t page) noexcept;
   bool PopFrames(Loose& loose, void** out, std::uint32_t n) noexcept;
 
   // rte_mempool_ops

@@ -2,6 +2,8 @@
 #include "dataplane/dataplane.h"
 
 #include <algorithm>
+#include <bit>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <set>
@@ -20,14 +22,26 @@ namespace rxtoken {
 namespace {
 
 struct Binding {
+  std::string name;
   std::unique_ptr<BufferPool> pool;
   std::vector<QueueRef> queues;
   std::vector<Port*> dma_ports;  // that have the buffer mapped
-  bool draining = false;
 };
 
 Status NoSuch(const char* what, std::uint64_t id) {
   return Status(Code::kNotFound, std::string("no ") + what + " with id " + std::to_string(id));
+}
+
+RuleInfo CountersOf(const CompiledRule& rule) {
+  RuleInfo info = rule.before;
+  info.id = rule.rule.id;
+  for (const RuleTarget& target : rule.targets) {
+    info.packets += target.packets.load(std::memory_order_relaxed);
+    info.bytes += target.bytes.load(std::memory_order_relaxed);
+    info.drops += target.drops.load(std::memory_order_relaxed);
+    info.copied += target.copied.load(std::memory_order_relaxed);
+  }
+  return info;
 }
 
 class DataplaneImpl final : public Dataplane {
@@ -41,7 +55,9 @@ class DataplaneImpl final : public Dataplane {
   PortInfo GetPort(std::uint32_t port) override;
 
   Result<std::uint64_t> Bind(const BindingOptions& options) override;
+  Status AttachQueues(std::uint64_t binding, std::span<const QueueRef> queues) override;
   Status Unbind(std::uint64_t binding) override;
+  Result<std::uint64_t> Revoke(std::uint64_t binding) override;
   std::vector<std::uint64_t> ReapBindings() override;
   Result<BindingInfo> GetBinding(std::uint64_t binding) override;
   Result<BufferView> GetBuffer(std::uint64_t binding) override;
@@ -54,7 +70,7 @@ class DataplaneImpl final : public Dataplane {
   Result<RxSocketInfo> GetRxSocket(std::uint64_t rx_socket, bool audit) override;
 
   void SetRules(std::span<const FlowRule> rules) override;
-  std::vector<std::pair<std::uint64_t, RuleCounters>> GetRules() override;
+  std::vector<RuleInfo> GetRules() override;
 
   Result<std::vector<RangeResult>> ReturnTokens(std::uint64_t rx_socket,
                                                 std::span<const TokenRange> ranges) override;
@@ -69,11 +85,15 @@ class DataplaneImpl final : public Dataplane {
   Worker& WorkerOf(const QueueRef& queue) {
     return *workers_[ports_[queue.port].workers[queue.queue]];
   }
-  Status CheckQueues(const BindingOptions& options) const;
+  // `who` begins the messages: "binding 'b0': ".
+  Status CheckQueues(const std::string& who, std::span<const QueueRef> queues) const;
+  Status CheckFree(const std::string& who, std::span<const QueueRef> queues) const;
   Status CheckPages(const BindingOptions& options) const;
-  Status MapForDma(Binding& binding, Buffer& buffer);
-  void AttachQueues(std::uint64_t id, Binding& binding);
+  Status MapForDma(Binding& binding, std::span<const QueueRef> queues, Buffer& buffer);
+  void PointQueues(std::uint64_t id, Binding& binding, std::span<const QueueRef> queues);
   void DetachQueues(Binding& binding);
+  static void AddLanes(CompiledRule& rule, std::uint32_t workers,
+                       const std::vector<RxSocket*>& sockets);
   void Forget(std::uint32_t id, const PageTable& table);
   std::uint64_t Close(RxSocket& socket, CloseReason reason);
 
@@ -154,13 +174,12 @@ PortInfo DataplaneImpl::GetPort(std::uint32_t port) {
 
 // ---- bindings --------------------------------------------------------------------------------
 
-Status DataplaneImpl::CheckQueues(const BindingOptions& options) const {
-  const std::string who = "binding '" + options.name + "': ";
-  if (options.queues.empty()) {
+Status DataplaneImpl::CheckQueues(const std::string& who, std::span<const QueueRef> queues) const {
+  if (queues.empty()) {
     return Status(Code::kInvalidArgument, who + "no queue given; name at least one");
   }
-  std::set<std::pair<std::uint32_t, std::uint32_t>> seen;
-  for (const QueueRef& ref : options.queues) {
+  std::set<QueueRef> seen;
+  for (const QueueRef& ref : queues) {
     if (ref.port >= ports_.size()) {
       return Status(Code::kNotFound, who + "no port with index " + std::to_string(ref.port));
     }
@@ -171,30 +190,37 @@ Status DataplaneImpl::CheckQueues(const BindingOptions& options) const {
       return Status(Code::kNotFound, who + queue + " does not exist; the port has " +
                                          std::to_string(opened.port->queues()) + " queues");
     }
-    if (!seen.emplace(ref.port, ref.queue).second) {
+    if (!seen.insert(ref).second) {
       return Status(Code::kInvalidArgument, who + queue + " is named twice");
     }
-    if (opened.bindings[ref.queue] != 0) {
-      return Status(Code::kFailedPrecondition, who + queue + " has a binding already, id " +
-                                                   std::to_string(opened.bindings[ref.queue]) +
-                                                   "; unbind that first");
-    }
+  }
+  return Status();
+}
+
+Status DataplaneImpl::CheckFree(const std::string& who, std::span<const QueueRef> queues) const {
+  for (const QueueRef& ref : queues) {
+    const OpenedPort& opened = ports_[ref.port];
+    if (opened.bindings[ref.queue] == 0) continue;
+    return Status(Code::kFailedPrecondition,
+                  who + "queue " + std::to_string(ref.queue) + " of port '" + opened.port->name() +
+                      "' has a binding already, id " + std::to_string(opened.bindings[ref.queue]) +
+                      "; unbind that first, or move the queue with AttachQueues");
   }
   return Status();
 }
 
 // Whether every port can receive into such a buffer.
 Status DataplaneImpl::CheckPages(const BindingOptions& options) const {
+  const std::uint32_t frame_bytes = options.page_bytes / options.frames_per_page;
   const std::uint32_t room =
-      options.page_bytes - BufferPool::OverheadBytes(options.page_bytes) + RTE_PKTMBUF_HEADROOM;
-  const std::uint64_t pages = options.buffer_bytes / options.page_bytes;
+      frame_bytes - BufferPool::OverheadBytes(frame_bytes) + RTE_PKTMBUF_HEADROOM;
+  const std::uint64_t frames = options.buffer_bytes / frame_bytes;
   for (std::uint32_t port = 0; port < ports_.size(); port++) {
     const auto queues = static_cast<std::uint32_t>(
         std::count_if(options.queues.begin(), options.queues.end(),
                       [&](const QueueRef& ref) { return ref.port == port; }));
     if (queues == 0) continue;
-    if (Status s =
-            ports_[port].port->CheckPages(options.name, options.page_bytes, room, pages, queues);
+    if (Status s = ports_[port].port->CheckPages(options.name, frame_bytes, room, frames, queues);
         !s.ok()) {
       return s;
     }
@@ -202,9 +228,11 @@ Status DataplaneImpl::CheckPages(const BindingOptions& options) const {
   return Status();
 }
 
-// Maps the buffer for the ports that write by DMA. On failure the caller unmaps what is.
-Status DataplaneImpl::MapForDma(Binding& binding, Buffer& buffer) {
-  for (const QueueRef& ref : binding.queues) {
+// Maps the buffer for the ports that write by DMA and have it not yet. On failure the caller
+// unmaps what is.
+Status DataplaneImpl::MapForDma(Binding& binding, std::span<const QueueRef> queues,
+                                Buffer& buffer) {
+  for (const QueueRef& ref : queues) {
     Port* const port = ports_[ref.port].port.get();
     const auto& mapped = binding.dma_ports;
     if (!port->dma() || std::find(mapped.begin(), mapped.end(), port) != mapped.end()) continue;
@@ -215,10 +243,20 @@ Status DataplaneImpl::MapForDma(Binding& binding, Buffer& buffer) {
 }
 
 Result<std::uint64_t> DataplaneImpl::Bind(const BindingOptions& options) {
-  if (Status s = CheckQueues(options); !s.ok()) return s;
+  const std::string who = "binding '" + options.name + "': ";
+  if (Status s = CheckQueues(who, options.queues); !s.ok()) return s;
+  if (Status s = CheckFree(who, options.queues); !s.ok()) return s;
   if (Status s = Buffer::CheckSizes(options.name, options.buffer_bytes, options.page_bytes);
       !s.ok()) {
     return s;
+  }
+  const std::uint32_t most = options.page_bytes / BufferPool::kMinFrameBytes;
+  if (!std::has_single_bit(options.frames_per_page) || options.frames_per_page > most) {
+    return Status(Code::kInvalidArgument,
+                  who + "frames_per_page is " + std::to_string(options.frames_per_page) +
+                      "; use a power of two up to " + std::to_string(most) +
+                      ", which leaves each " + std::to_string(BufferPool::kMinFrameBytes) +
+                      " bytes of a page of " + std::to_string(options.page_bytes));
   }
   if (Status s = CheckPages(options); !s.ok()) return s;
   if (last_binding_ == std::numeric_limits<std::uint32_t>::max()) {
@@ -228,27 +266,31 @@ Result<std::uint64_t> DataplaneImpl::Bind(const BindingOptions& options) {
       Buffer::Create(options.name, options.buffer_bytes, options.page_bytes, options.memory);
   if (!buffer.ok()) return buffer.status();
   Binding binding;
-  binding.queues = options.queues;
+  binding.name = options.name;
   Buffer& memory = **buffer;
-  Status mapped = MapForDma(binding, memory);
+  Status mapped = MapForDma(binding, options.queues, memory);
   if (!mapped.ok()) {
     for (Port* port : binding.dma_ports) port->UnmapForDma(memory);
     return mapped;
   }
   Result<std::unique_ptr<BufferPool>> pool =
-      BufferPool::Create(std::move(*buffer), last_binding_ + 1);
-  if (!pool.ok()) {
-    return Status(pool.status().code(),
-                  "binding '" + options.name + "': " + pool.status().message());
-  }
+      BufferPool::Create(std::move(*buffer), last_binding_ + 1, options.frames_per_page);
+  if (!pool.ok()) return Status(pool.status().code(), who + pool.status().message());
   binding.pool = std::move(*pool);
   const std::uint64_t id = ++last_binding_;
-  AttachQueues(id, bindings_[id] = std::move(binding));
+  PointQueues(id, bindings_[id] = std::move(binding), options.queues);
   return id;
 }
 
-// Points the binding's queues at its pool.
-void DataplaneImpl::AttachQueues(std::uint64_t id, Binding& binding) {
+// Points queues, which may have another binding, at this one's pool.
+void DataplaneImpl::PointQueues(std::uint64_t id, Binding& binding,
+                                std::span<const QueueRef> queues) {
+  for (const QueueRef& ref : queues) {
+    if (const std::uint64_t other = ports_[ref.port].bindings[ref.queue]; other != 0) {
+      std::erase(bindings_.at(other).queues, ref);
+    }
+    binding.queues.push_back(ref);
+  }
   std::set<Worker*> workers;
   bool copied_into = false;
   for (const QueueRef& ref : binding.queues) {
@@ -257,13 +299,37 @@ void DataplaneImpl::AttachQueues(std::uint64_t id, Binding& binding) {
   }
   binding.pool->set_copied_into(copied_into);
   binding.pool->pages().SetShared(workers.size() > 1);
-  for (const QueueRef& ref : binding.queues) {
+  for (const QueueRef& ref : queues) {
     WorkerOf(ref).Call([&](Worker& w) {
       w.Attach(ports_[ref.port].port.get(), static_cast<std::uint16_t>(ref.queue),
                binding.pool.get());
     });
     ports_[ref.port].bindings[ref.queue] = id;
   }
+}
+
+Status DataplaneImpl::AttachQueues(std::uint64_t id, std::span<const QueueRef> queues) {
+  const auto it = bindings_.find(id);
+  if (it == bindings_.end()) return NoSuch("binding", id);
+  Binding& binding = it->second;
+  const std::string who = "binding '" + binding.name + "': ";
+  if (binding.pool->draining()) return Status(Code::kFailedPrecondition, who + "it is draining");
+  if (Status s = CheckQueues(who, queues); !s.ok()) return s;
+  std::vector<QueueRef> added;
+  std::copy_if(queues.begin(), queues.end(), std::back_inserter(added),
+               [&](const QueueRef& ref) { return ports_[ref.port].bindings[ref.queue] != id; });
+  Buffer& buffer = binding.pool->buffer();
+  BindingOptions options{.name = binding.name,
+                         .buffer_bytes = buffer.bytes(),
+                         .page_bytes = buffer.page_bytes(),
+                         .frames_per_page = binding.pool->frames_per_page(),
+                         .queues = binding.queues};
+  options.queues.insert(options.queues.end(), added.begin(), added.end());
+  if (Status s = CheckPages(options); !s.ok()) return s;
+  // A port that has the buffer mapped keeps it so until the binding goes.
+  if (Status s = MapForDma(binding, added, buffer); !s.ok()) return s;
+  PointQueues(id, binding, added);
+  return Status();
 }
 
 void DataplaneImpl::DetachQueues(Binding& binding) {
@@ -276,16 +342,48 @@ void DataplaneImpl::DetachQueues(Binding& binding) {
   binding.queues.clear();
 }
 
+// From here on nothing of it is lent: not by its queues, nor to rx sockets that may use it.
 Status DataplaneImpl::Unbind(std::uint64_t id) {
   const auto it = bindings_.find(id);
   if (it == bindings_.end()) return NoSuch("binding", id);
-  if (it->second.draining) {
+  BufferPool& pool = *it->second.pool;
+  if (pool.draining()) {
     return Status(Code::kFailedPrecondition,
                   "binding with id " + std::to_string(id) + " is draining already");
   }
-  it->second.draining = true;
+  pool.set_draining();
   DetachQueues(it->second);
+  for (auto& worker : workers_) {
+    worker->Call([&](Worker& w) {
+      for (auto& [socket_id, socket] : rx_sockets_) w.Unbound(socket->lane(w.index()), pool);
+    });
+  }
   return Status();
+}
+
+Result<std::uint64_t> DataplaneImpl::Revoke(std::uint64_t id) {
+  constexpr std::uint32_t kSweepPages = 16384;
+  const auto it = bindings_.find(id);
+  if (it == bindings_.end()) return NoSuch("binding", id);
+  BufferPool& pool = *it->second.pool;
+  if (!pool.draining()) {
+    return Status(Code::kFailedPrecondition,
+                  "binding with id " + std::to_string(id) + " is not draining; unbind it first");
+  }
+  std::uint64_t revoked = 0;
+  for (auto& worker : workers_) {
+    for (auto& [socket_id, socket] : rx_sockets_) {
+      for (bool done = false; !done;) {
+        worker->Call([&](Worker& w) {
+          RxLane& lane = socket->lane(w.index());
+          const std::uint64_t before = lane.lane.counters().revoked;
+          done = w.Revoke(lane, pool.table(), kSweepPages);
+          revoked += lane.lane.counters().revoked - before;
+        });
+      }
+    }
+  }
+  return revoked;
 }
 
 // No lane knows the binding any more, and its slots are free.
@@ -302,7 +400,8 @@ std::vector<std::uint64_t> DataplaneImpl::ReapBindings() {
   std::vector<std::uint64_t> gone;
   for (auto it = bindings_.begin(); it != bindings_.end();) {
     Binding& binding = it->second;
-    if (!binding.draining || binding.pool->pages().available() != binding.pool->buffer().pages()) {
+    if (!binding.pool->draining() ||
+        binding.pool->pages().available() != binding.pool->buffer().pages()) {
       ++it;
       continue;
     }
@@ -320,13 +419,15 @@ Result<BindingInfo> DataplaneImpl::GetBinding(std::uint64_t id) {
   const Binding& binding = it->second;
   const Buffer& buffer = binding.pool->buffer();
   return BindingInfo{.id = id,
-                     .draining = binding.draining,
+                     .draining = binding.pool->draining(),
                      .buffer_bytes = buffer.bytes(),
                      .page_bytes = buffer.page_bytes(),
                      .memory = buffer.memory(),
                      .queues = binding.queues,
                      .pages = buffer.pages(),
-                     .pages_free = binding.pool->pages().available()};
+                     .pages_free = binding.pool->pages().available(),
+                     .frames_per_page = binding.pool->frames_per_page(),
+                     .saturated_pages = binding.pool->table().saturated()};
 }
 
 Result<BufferView> DataplaneImpl::GetBuffer(std::uint64_t id) {
@@ -346,6 +447,13 @@ Result<std::uint64_t> DataplaneImpl::OpenRxSocket(const RxSocketOptions& options
   Result<std::unique_ptr<RxSocket>> socket =
       RxSocket::Open(options, static_cast<std::uint32_t>(workers_.size()));
   if (!socket.ok()) return socket.status();
+  for (const std::uint64_t id : options.bindings) {
+    const auto it = bindings_.find(id);
+    if (it == bindings_.end() || it->second.pool->draining()) return NoSuch("binding", id);
+    for (std::uint32_t w = 0; w < workers_.size(); w++) {
+      (*socket)->lane(w).pools.push_back(it->second.pool.get());
+    }
+  }
   rx_sockets_[++last_rx_socket_] = std::move(*socket);
   return last_rx_socket_;
 }
@@ -437,6 +545,8 @@ Result<RxSocketInfo> DataplaneImpl::GetRxSocket(std::uint64_t id, bool audit) {
       info.outstanding += lane.outstanding();
       info.copied_messages += c.copied_messages;
       info.doorbells += c.doorbells;
+      info.waiting += socket.lane(w.index()).waiting.size();
+      info.revoked += c.revoked;
       for (std::size_t i = 0; i < kDropReasons; i++) info.drops[i] += c.drops[i];
       for (std::size_t i = 0; i < kRefusals; i++) info.refusals[i] += c.refusals[i];
       if (audit) *info.audited_outstanding += lane.Audit();
@@ -448,41 +558,54 @@ Result<RxSocketInfo> DataplaneImpl::GetRxSocket(std::uint64_t id, bool audit) {
 
 // ---- rules -----------------------------------------------------------------------------------
 
+// A rule that is as it was stays as it is. One that changed is made anew, so that workers see
+// the whole of it or nothing; what the old one counted is carried over.
 void DataplaneImpl::SetRules(std::span<const FlowRule> rules) {
   std::map<std::uint64_t, std::unique_ptr<CompiledRule>> next;
   std::vector<CompiledRule*> compiled;
   for (const FlowRule& rule : rules) {
     std::unique_ptr<CompiledRule>& slot = next[rule.id];
     const auto old = rules_.find(rule.id);
-    if (old != rules_.end() && old->second->rule.match == rule.match) {
+    if (old != rules_.end() && old->second->rule == rule) {
       slot = std::move(old->second);
     } else {
       slot = std::make_unique<CompiledRule>();
-    }
-    slot->rule = rule;
-    // A frame that is being looked up right now goes to the old lane or to the new one.
-    RxSocket& socket = *rx_sockets_.at(rule.rx_socket);
-    for (std::uint32_t w = 0; w < workers_.size(); w++) {
-      slot->targets[w].lane.store(&socket.lane(w), std::memory_order_relaxed);
+      slot->rule = rule;
+      std::vector<RxSocket*> sockets;
+      for (const std::uint64_t id : rule.rx_sockets) sockets.push_back(rx_sockets_.at(id).get());
+      AddLanes(*slot, static_cast<std::uint32_t>(workers_.size()), sockets);
     }
     compiled.push_back(slot.get());
   }
   std::unique_ptr<FlowTable> old(table_.Exchange(new FlowTable(compiled, ++tables_built_)));
   rcu::WaitForReaders();
   // Now no worker uses the old table, the rules that are gone, or the lanes that were named.
+  for (const auto& [id, rule] : rules_) {
+    if (rule == nullptr || !next.contains(id) || next[id]->rule.match != rule->rule.match) continue;
+    next[id]->before = CountersOf(*rule);
+  }
   rules_ = std::move(next);
 }
 
-std::vector<std::pair<std::uint64_t, RuleCounters>> DataplaneImpl::GetRules() {
-  std::vector<std::pair<std::uint64_t, RuleCounters>> rules;
-  for (const CompiledRule* rule : table_.Read()->in_order()) {
-    RuleCounters counters;
-    for (const RuleTarget& target : rule->targets) {
-      counters.packets += target.packets.load(std::memory_order_relaxed);
-      counters.bytes += target.bytes.load(std::memory_order_relaxed);
-    }
-    rules.emplace_back(rule->rule.id, counters);
+void DataplaneImpl::AddLanes(CompiledRule& rule, std::uint32_t workers,
+                             const std::vector<RxSocket*>& sockets) {
+  for (std::uint32_t w = 0; w < workers; w++) {
+    for (RxSocket* socket : sockets) rule.lanes.push_back(&socket->lane(w));
   }
+  for (std::uint32_t w = 0; w < workers; w++) {
+    const auto lanes =
+        std::span<RxLane* const>(rule.lanes).subspan(w * sockets.size(), sockets.size());
+    if (lanes.size() == 1 && !lanes[0]->restricted) {
+      rule.targets[w].lane = lanes[0];
+    } else {
+      rule.targets[w].lanes = lanes;
+    }
+  }
+}
+
+std::vector<RuleInfo> DataplaneImpl::GetRules() {
+  std::vector<RuleInfo> rules;
+  for (const CompiledRule* rule : table_.Read()->in_order()) rules.push_back(CountersOf(*rule));
   return rules;
 }
 

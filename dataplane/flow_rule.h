@@ -77,6 +77,8 @@ bool Equivalent(const FlowMatch& a, const FlowMatch& b) noexcept;
 struct FlowKey {
   std::array<std::uint64_t, 5> w;
 
+  friend bool operator==(const FlowKey&, const FlowKey&) = default;
+
   static constexpr std::uint64_t PortsWord(std::uint16_t source, std::uint16_t destination,
                                            std::uint8_t protocol, IpFamily family,
                                            std::uint16_t vlan) noexcept {

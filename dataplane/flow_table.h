@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "dataplane/dataplane.h"
 #include "dataplane/flow_rule.h"
 #include "tokens/abi/limits.h"
 
@@ -28,16 +29,24 @@ namespace rxtoken {
 
 struct RxLane;
 
-// What one worker needs of a rule, on one line: where its frames go and its counters. The
-// control thread stores `lane`; the worker is the only writer of the counters.
+// What one worker needs of a rule, on one line: where its frames go and its counters, whose
+// only writer is the worker.
 struct alignas(64) RuleTarget {
-  std::atomic<RxLane*> lane{nullptr};
+  // The common case is one lane that may be lent pages of any binding. Else it is nullptr, and
+  // `lanes` has all of them.
+  RxLane* lane = nullptr;
+  std::span<RxLane* const> lanes = {};
   std::atomic<std::uint64_t> packets{0};
   std::atomic<std::uint64_t> bytes{0};
+  std::atomic<std::uint64_t> drops{0};
+  std::atomic<std::uint64_t> copied{0};
 
+  static void Add(std::atomic<std::uint64_t>& counter, std::uint64_t n) noexcept {
+    counter.store(counter.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
+  }
   void Count(std::uint64_t n, std::uint64_t n_bytes) noexcept {
-    packets.store(packets.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
-    bytes.store(bytes.load(std::memory_order_relaxed) + n_bytes, std::memory_order_relaxed);
+    Add(packets, n);
+    Add(bytes, n_bytes);
   }
 };
 
@@ -45,6 +54,8 @@ struct alignas(64) RuleTarget {
 struct CompiledRule {
   FlowRule rule;
   std::array<RuleTarget, kMaxWorkers> targets;
+  std::vector<RxLane*> lanes;  // all workers' that RuleTarget::lanes point into
+  RuleInfo before;             // [ctl] counters of what this rule was before an update
 };
 
 class FlowTable {
@@ -100,6 +111,8 @@ class FlowTable {
 struct MaskedKey {
   FlowKey mask;
   FlowKey value;
+
+  friend bool operator==(const MaskedKey&, const MaskedKey&) = default;
 };
 MaskedKey KeyOf(const FlowMatch& match) noexcept;
 

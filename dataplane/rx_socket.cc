@@ -72,7 +72,7 @@ Result<std::unique_ptr<RxSocket>> RxSocket::Open(const RxSocketOptions& options,
     descriptors->entries = entries;
     descriptors->worker = worker;
     socket->lanes_.push_back(
-        std::make_unique<RxLane>(worker, &socket->slots_, descriptors, returns, options.content));
+        std::make_unique<RxLane>(worker, &socket->slots_, descriptors, returns, options));
   }
   if (Status s = rings.descriptors.Seal(false); !s.ok()) return s;
   if (Status s = rings.returns.Seal(true); !s.ok()) return s;

@@ -26,13 +26,13 @@ struct Worker::Run {
   RxLane* lane = nullptr;
   BufferPool* pool = nullptr;
   std::uint32_t n = 0;
-  std::uint32_t copied = 0;
   std::array<LendItem, kBurst> items;
+  std::array<RuleTarget*, kBurst> targets;
 
   void Start(RxLane* new_lane, BufferPool* new_pool) noexcept {
     lane = new_lane;
     pool = new_pool;
-    n = copied = 0;
+    n = 0;
   }
 };
 
@@ -135,7 +135,7 @@ std::uint32_t Worker::Receive(RxQueue& queue) {
   rte_mbuf* mbufs[kBurst];
   std::uint16_t burst = kBurst;
   if (queue.pages_per_frame != 0) [[unlikely]] {
-    burst = static_cast<std::uint16_t>(queue.pool->pages().Reserve(kBurst * queue.pages_per_frame) /
+    burst = static_cast<std::uint16_t>(queue.pool->Reserve(kBurst * queue.pages_per_frame) /
                                        queue.pages_per_frame);
     if (burst == 0) return 0;  // the frames wait in the driver's ring
   }
@@ -150,8 +150,8 @@ std::uint32_t Worker::Receive(RxQueue& queue) {
   queue.rx_packets += n;
   if (!queue.plan->empty() && queue.plan->front()->matches_all()) {
     CompiledRule* const rule = queue.plan->front()->Find(FlowKey{});
-    RxLane* const lane = rule->targets[index_].lane.load(std::memory_order_relaxed);
-    if (lane->content == Content::kFrame) {
+    RxLane* const lane = rule->targets[index_].lane;
+    if (lane != nullptr && lane->content == Content::kFrame) {
       ReceiveAllFrames(queue, *rule, *lane, mbufs, n);
       return n;
     }
@@ -185,6 +185,7 @@ void Worker::ReceiveAllFrames(RxQueue& queue, CompiledRule& rule, RxLane& lane, 
       }
       bytes += mbuf->data_len;
       const auto* const data = rte_pktmbuf_mtod(mbuf, const std::uint8_t*);
+      run.targets[run.n] = &rule.targets[index_];
       run.items[run.n] = {.page = pool.PageOf(data),
                           .offset = static_cast<std::uint16_t>(pool.OffsetOf(data)),
                           .length = mbuf->data_len,
@@ -216,22 +217,12 @@ void Worker::ReceiveFrame(RxQueue& queue, rte_mbuf* mbuf, Run& run) {
   if ((mbuf->ol_flags & RTE_MBUF_F_RX_VLAN_STRIPPED) != 0) [[unlikely]]
     RestoreVlanTag(mbuf);
   queue.rx_bytes += mbuf->pkt_len;
-  if (queue.pool == nullptr) [[unlikely]] {
-    queue.Drop(DropReason::kNoBinding);
-    return Recycle(mbuf);
-  }
+  // The driver may have taken the memory before the queue got its binding: from the binding that
+  // had the queue before, whose pages serve as well, or from the sink.
   BufferPool* pool = queue.pool;
-  bool copied = false;
-  if (mbuf->pool != pool->mempool()) [[unlikely]] {
-    // The driver posted it before the queue was bound: to the former binding, whose pages
-    // serve as well, or to the sink.
+  if (pool == nullptr || mbuf->pool != pool->mempool()) [[unlikely]] {
     pool = BufferPool::Of(mbuf->pool);
-    if (pool == nullptr) {
-      mbuf = CopyIn(queue, mbuf);
-      if (mbuf == nullptr) return;
-      pool = queue.pool;
-      copied = true;
-    }
+    if (pool != nullptr && pool->draining()) pool = nullptr;
   }
 
   const auto* const data = rte_pktmbuf_mtod(mbuf, const std::uint8_t*);
@@ -243,166 +234,235 @@ void Worker::ReceiveFrame(RxQueue& queue, rte_mbuf* mbuf, Run& run) {
   }
   CompiledRule* const rule = FlowTable::Lookup(*queue.plan, frame.key);
   if (rule == nullptr) [[unlikely]] {
-    queue.Drop(DropReason::kNoRule);
+    queue.Drop(queue.pool == nullptr ? DropReason::kNoBinding : DropReason::kNoRule);
     return Recycle(mbuf);
   }
   RuleTarget& target = rule->targets[index_];
   target.Count(1, mbuf->pkt_len);
-  RxLane* const lane = target.lane.load(std::memory_order_relaxed);
-
-  const bool whole = !frame.udp || lane->content == Content::kFrame;
-  LendItem item{.page = pool->PageOf(data),
-                .offset = static_cast<std::uint16_t>(pool->OffsetOf(data)),
-                .length = mbuf->data_len,
-                .flags = kWholeFrame,
-                .ip_header_distance = 0};
-  if (!whole) {
-    item.offset = static_cast<std::uint16_t>(item.offset + frame.payload_offset);
-    item.length = frame.payload_length;
-    item.flags = 0;
-    item.ip_header_distance = frame.ip_header_distance;
-  }
-  if (copied) item.flags |= kCopied;
-  if (mbuf->nb_segs != 1) [[unlikely]] {
-    Deliver(queue, run);
-    run.Start(lane, pool);
-    return DeliverChain(queue, *lane, *pool, mbuf, item,
-                        whole ? mbuf->pkt_len : frame.payload_length);
+  RxLane* const lane = target.lane;
+  if (lane == nullptr || pool == nullptr || mbuf->nb_segs != 1) [[unlikely]] {
+    Deliver(queue, run);  // what came before
+    run.n = 0;
+    return DeliverToEach(queue, target, mbuf, frame, pool);
   }
   if (run.lane != lane || run.pool != pool || run.n == kBurst) {
     Deliver(queue, run);
     run.Start(lane, pool);
   }
-  run.copied += copied;
-  run.items[run.n++] = item;
-}
-
-// Lends the segments of one frame as the fragments of one message of `bytes` bytes. `first`
-// says where it starts.
-void Worker::DeliverChain(RxQueue& queue, RxLane& lane, BufferPool& pool, rte_mbuf* mbuf,
-                          const LendItem& first, std::uint32_t bytes) {
-  std::array<LendItem, kMaxSegments> items;
-  std::uint32_t n = 0;
-  const std::uint32_t skipped = static_cast<std::uint32_t>(first.offset) -
-                                pool.OffsetOf(rte_pktmbuf_mtod(mbuf, const std::uint8_t*));
-  if (mbuf->nb_segs > kMaxSegments) {
-    DropFor(queue, lane, 1, DropReason::kTooManySegments);
-    return Recycle(mbuf);
-  }
-  std::uint32_t left = bytes;
-  rte_mbuf* rest = mbuf;  // what lies behind the payload
-  for (; rest != nullptr && (left != 0 || n == 0); rest = rest->next) {
-    const auto* const data = rte_pktmbuf_mtod(rest, const std::uint8_t*);
-    const bool is_first = n == 0;
-    const std::uint32_t skip = is_first ? skipped : 0;
-    const std::uint32_t length = std::min(left, rest->data_len - skip);
-    left -= length;
-    items[n++] = {
-        .page = pool.PageOf(data),
-        .offset = static_cast<std::uint16_t>(pool.OffsetOf(data) + skip),
-        .length = static_cast<std::uint16_t>(length),
-        .flags = static_cast<std::uint8_t>(first.flags | (left != 0 ? kMoreFragments : 0)),
-        .ip_header_distance = is_first ? first.ip_header_distance : std::uint8_t{0}};
-  }
-  DropReason refused = DropReason::kCount;
-  if (!lane.attached) {
-    refused = DropReason::kNotAttached;
-  } else if (lane.lane.Room(n) != n) {
-    refused = DropReason::kRingFull;
-  } else if (!lane.lane.Lend(pool.table(), std::span(items.data(), n), now_ns_)) {
-    refused = DropReason::kNoSlot;
-  }
-  if (refused != DropReason::kCount) {
-    DropFor(queue, lane, 1, refused);
-    return Recycle(mbuf);
-  }
-  // Each page now comes back by itself: take the chain apart.
-  while (mbuf != rest) {
-    rte_mbuf* const next = mbuf->next;
-    mbuf->next = nullptr;
-    mbuf->nb_segs = 1;
-    mbuf = next;
-  }
-  while (rest != nullptr) {
-    rte_mbuf* const next = rest->next;
-    rte_pktmbuf_free_seg(rest);
-    rest = next;
-  }
-  lane.lane.counters().messages++;
-  lane.lane.counters().copied_messages += (first.flags & kCopied) != 0;
-  Lent(lane, n);
-}
-
-// Moves a frame into pages of the queue's binding. nullptr: it was dropped.
-rte_mbuf* Worker::CopyIn(RxQueue& queue, rte_mbuf* mbuf) {
-  rte_mbuf* first = nullptr;
-  for (std::uint32_t at = 0; at < mbuf->pkt_len;) {
-    rte_mbuf* const page = rte_pktmbuf_alloc(queue.pool->mempool());
-    if (page == nullptr || (first != nullptr && rte_pktmbuf_chain(first, page) != 0)) {
-      rte_pktmbuf_free(page);
-      rte_pktmbuf_free(first);
-      rte_pktmbuf_free(mbuf);
-      queue.Drop(DropReason::kNoPage);
-      return nullptr;
-    }
-    const auto room = static_cast<std::uint16_t>(
-        std::min<std::uint32_t>(rte_pktmbuf_tailroom(page), mbuf->pkt_len - at));
-    auto* const to = rte_pktmbuf_mtod(page, std::uint8_t*);
-    const void* const from = rte_pktmbuf_read(mbuf, at, room, to);
-    if (from != to) std::memcpy(to, from, room);
-    page->data_len = room;
-    if (first == nullptr) first = page;
-    first->pkt_len = at + room;
-    at += room;
-  }
-  rte_pktmbuf_free(mbuf);
-  queue.copied_packets++;
-  return first;
+  const bool whole = !frame.udp || lane->content == Content::kFrame;
+  const std::uint32_t skip = whole ? 0 : frame.payload_offset;
+  run.targets[run.n] = &target;
+  run.items[run.n++] = {.page = pool->PageOf(data),
+                        .offset = static_cast<std::uint16_t>(pool->OffsetOf(data) + skip),
+                        .length = whole ? mbuf->data_len : frame.payload_length,
+                        .flags = whole ? kWholeFrame : std::uint8_t{0},
+                        .ip_header_distance = whole ? std::uint8_t{0} : frame.ip_header_distance};
 }
 
 void Worker::Deliver(RxQueue& queue, const Run& run) {
   if (run.n == 0) return;
   RxLane& lane = *run.lane;
+  BufferPool& pool = *run.pool;
   if (!lane.attached) [[unlikely]]
     return DropRun(queue, run, 0, DropReason::kNotAttached);
-  const std::uint32_t n = lane.lane.Room(run.n);
+  const std::uint32_t room = lane.lane.Room(run.n);
+  const std::uint32_t n = lane.lane.Allowance(room);
+  const DropReason reason = n == room ? DropReason::kRingFull : DropReason::kHeldLimit;
   if (n == 0) [[unlikely]]
-    return DropRun(queue, run, 0, DropReason::kRingFull);
-  if (!lane.lane.Lend(run.pool->table(), std::span(run.items.data(), n), now_ns_)) [[unlikely]] {
-    return DropRun(queue, run, 0, DropReason::kNoSlot);
-  }
-  lane.lane.counters().messages += n;
-  if (run.copied != 0) [[unlikely]] {
-    for (std::uint32_t i = 0; i < n; i++) {
-      lane.lane.counters().copied_messages += (run.items[i].flags & kCopied) != 0;
+    return DropRun(queue, run, 0, reason);
+  const auto items = std::span(run.items.data(), n);
+  if ((!lane.waiting.empty() && lane.WaitsFor(pool)) ||
+      !lane.lane.Lend(pool.table(), items, now_ns_)) [[unlikely]] {
+    std::uint32_t waiting = 0;
+    while (waiting < n && Wait(lane, pool, items.subspan(waiting, 1))) {
+      pool.EndFrame(items[waiting++].page);
     }
+    if (waiting != n) return DropRun(queue, run, waiting, DropReason::kNoSlot);
+  } else {
+    if (pool.frames_per_page() != 1) {
+      for (const LendItem& item : items) pool.EndFrame(item.page);
+    }
+    lane.lane.counters().messages += n;
+    Lent(lane, n);
   }
-  Lent(lane, n);
   if (n != run.n) [[unlikely]]
-    DropRun(queue, run, n, DropReason::kRingFull);
+    DropRun(queue, run, n, reason);
 }
 
 void Worker::DropRun(RxQueue& queue, const Run& run, std::uint32_t from, DropReason reason) {
-  DropFor(queue, *run.lane, run.n - from, reason);
-  auto give = recycler_.Open(run.pool->table());
-  for (std::uint32_t i = from; i < run.n; i++) give(run.items[i].page);
+  const std::uint32_t n = run.n - from;
+  queue.drops[static_cast<std::size_t>(reason)] += n;
+  run.lane->lane.counters().drops[static_cast<std::size_t>(reason)] += n;
+  for (std::uint32_t i = from; i < run.n; i++) RuleTarget::Add(run.targets[i]->drops, 1);
+  BufferPool& pool = *run.pool;
+  if (pool.frames_per_page() == 1) {
+    auto give = recycler_.Open(pool.table());
+    for (std::uint32_t i = from; i < run.n; i++) give(run.items[i].page);
+  } else {
+    for (std::uint32_t i = from; i < run.n; i++) pool.EndFrame(run.items[i].page);
+  }
 }
 
-void Worker::DropFor(RxQueue& queue, RxLane& lane, std::uint32_t n, DropReason reason) {
-  queue.drops[static_cast<std::size_t>(reason)] += n;
-  lane.lane.counters().drops[static_cast<std::size_t>(reason)] += n;
+// ---- frames that need more than that -----------------------------------------------------------
+
+// One frame to each rx socket of a rule: in place if it lies in `pool` and the rx socket may use
+// that, else as a copy.
+void Worker::DeliverToEach(RxQueue& queue, RuleTarget& target, rte_mbuf* mbuf,
+                           const ParsedFrame& frame, BufferPool* pool) {
+  const auto lanes =
+      target.lane != nullptr ? std::span<RxLane* const>(&target.lane, 1) : target.lanes;
+  for (RxLane* const lane : lanes) {
+    const bool in_place = pool != nullptr && lane->MayUse(*pool);
+    const DropReason dropped = in_place ? DeliverInPlace(*lane, *pool, mbuf, frame, 0)
+                                        : DeliverCopy(queue, *lane, mbuf, frame);
+    if (dropped != DropReason::kCount) {
+      queue.Drop(dropped);
+      lane->lane.counters().drops[static_cast<std::size_t>(dropped)]++;
+      RuleTarget::Add(target.drops, 1);
+    } else if (!in_place) {
+      lane->lane.counters().copied_messages++;
+      RuleTarget::Add(target.copied, 1);
+    }
+  }
+  if (pool != nullptr) {
+    EndChain(*pool, mbuf);
+  } else {
+    rte_pktmbuf_free(mbuf);
+  }
+}
+
+// Lends a frame of `pool` as one message, a fragment for each of its segments. kCount: done.
+DropReason Worker::DeliverInPlace(RxLane& lane, BufferPool& pool, const rte_mbuf* mbuf,
+                                  const ParsedFrame& frame, std::uint8_t flags) {
+  if (!lane.attached) return DropReason::kNotAttached;
+  if (mbuf->nb_segs > kMaxSegments) return DropReason::kTooManySegments;
+  const bool whole = !frame.udp || lane.content == Content::kFrame;
+  if (whole) flags |= kWholeFrame;
+  std::uint32_t left = whole ? mbuf->pkt_len : frame.payload_length;
+  std::uint32_t skip = whole ? 0 : frame.payload_offset;
+  std::uint8_t distance = whole ? std::uint8_t{0} : frame.ip_header_distance;
+  std::array<LendItem, kMaxSegments> items;
+  std::uint32_t n = 0;
+  for (; mbuf != nullptr && (left != 0 || n == 0); mbuf = mbuf->next) {
+    const auto* const data = rte_pktmbuf_mtod(mbuf, const std::uint8_t*);
+    const std::uint32_t length = std::min(left, mbuf->data_len - skip);
+    left -= length;
+    items[n++] = {.page = pool.PageOf(data),
+                  .offset = static_cast<std::uint16_t>(pool.OffsetOf(data) + skip),
+                  .length = static_cast<std::uint16_t>(length),
+                  .flags = static_cast<std::uint8_t>(flags | (left != 0 ? kMoreFragments : 0)),
+                  .ip_header_distance = distance};
+    skip = distance = 0;
+  }
+  const auto message = std::span<const LendItem>(items.data(), n);
+  if (lane.lane.Room(n) != n) return DropReason::kRingFull;
+  if (lane.lane.Allowance(n) != n) return DropReason::kHeldLimit;
+  if (lane.WaitsFor(pool) || !lane.lane.Lend(pool.table(), message, now_ns_)) {
+    return Wait(lane, pool, message) ? DropReason::kCount : DropReason::kNoSlot;
+  }
+  lane.lane.counters().messages++;
+  Lent(lane, n);
+  return DropReason::kCount;
+}
+
+// Delivers a copy, in pages that the rx socket may use. kCount: done.
+DropReason Worker::DeliverCopy(RxQueue& queue, RxLane& lane, const rte_mbuf* mbuf,
+                               const ParsedFrame& frame) {
+  BufferPool* pool = queue.pool;
+  if (lane.restricted && (pool == nullptr || !lane.MayUse(*pool))) {
+    if (lane.outside == Outside::kDrop || lane.pools.empty()) return DropReason::kOutside;
+    pool = lane.pools.front();
+  }
+  if (pool == nullptr) return DropReason::kNoBinding;
+  if (!lane.attached) return DropReason::kNotAttached;
+  rte_mbuf* const copy = rte_pktmbuf_copy(mbuf, pool->mempool(), 0, mbuf->pkt_len);
+  if (copy == nullptr) return DropReason::kNoPage;
+  const DropReason dropped = DeliverInPlace(lane, *pool, copy, frame, kCopied);
+  queue.copied_packets += dropped == DropReason::kCount;
+  EndChain(*pool, copy);
+  return dropped;
+}
+
+// A frame of `pool` was lent as often as it will be: from here on each of its pages comes back by
+// itself.
+void Worker::EndChain(BufferPool& pool, rte_mbuf* mbuf) {
+  while (mbuf != nullptr) {
+    rte_mbuf* const next = mbuf->next;
+    mbuf->next = nullptr;
+    mbuf->nb_segs = 1;
+    pool.EndFrame(pool.PageOf(mbuf->buf_addr));
+    mbuf = next;
+  }
 }
 
 void Worker::Recycle(rte_mbuf* mbuf) {
   BufferPool* const pool = BufferPool::Of(mbuf->pool);
-  if (pool == nullptr || mbuf->nb_segs != 1) return rte_pktmbuf_free(mbuf);
-  void* const object = mbuf;
-  pool->pages().Push(&object, 1);
+  if (pool == nullptr) return rte_pktmbuf_free(mbuf);
+  EndChain(*pool, mbuf);
+}
+
+// ---- waiting for a slot ------------------------------------------------------------------------
+
+// Keeps the fragments of one message until their binding has a slot. False: too many wait.
+bool Worker::Wait(RxLane& lane, BufferPool& pool, std::span<const LendItem> items) {
+  if (lane.waiting.size() + items.size() > kMaxWaiting) return false;
+  for (const LendItem& item : items) {
+    pool.TakeShare(index_, item.page);
+    lane.waiting.push_back({.pool = &pool, .item = item, .time_ns = now_ns_});
+  }
+  List(lane);
+  return true;
+}
+
+// Delivers what waits and has a slot now, each binding's messages in their order. True if there
+// was something.
+bool Worker::DeliverWaiting(RxLane& lane) {
+  const std::uint64_t releases = lane.lane.slot_releases();
+  if (releases == lane.releases_seen) return false;
+  lane.releases_seen = releases;
+  std::array<LendItem, kMaxSegments> items;
+  std::vector<const BufferPool*> stuck;  // must go on waiting, so that order is kept
+  std::deque<RxLane::Waiting> left;
+  const std::size_t before = lane.waiting.size();
+  for (std::size_t at = 0; at < before;) {
+    BufferPool& pool = *lane.waiting[at].pool;
+    std::uint32_t n = 0;
+    do {
+      items[n] = lane.waiting[at + n].item;
+    } while ((items[n++].flags & kMoreFragments) != 0);
+    const auto message = std::span<const LendItem>(items.data(), n);
+    const bool room = lane.lane.Room(n) == n && lane.lane.Allowance(n) == n;
+    if (!room) lane.releases_seen = ~releases;  // not for want of a slot: try again
+    if (room && std::find(stuck.begin(), stuck.end(), &pool) == stuck.end() &&
+        lane.lane.Lend(pool.table(), message, lane.waiting[at].time_ns)) {
+      for (const LendItem& item : message) pool.DropShare(item.page);
+      lane.lane.counters().messages++;
+      Lent(lane, n);
+    } else {
+      stuck.push_back(&pool);
+      left.insert(left.end(), lane.waiting.begin() + at, lane.waiting.begin() + at + n);
+    }
+    at += n;
+  }
+  lane.waiting = std::move(left);
+  return lane.waiting.size() != before;
+}
+
+template <typename Predicate>
+void Worker::DropWaitingIf(RxLane& lane, Predicate predicate) {
+  std::erase_if(lane.waiting, [&](const RxLane::Waiting& waiting) {
+    if (!predicate(waiting)) return false;
+    const bool last = (waiting.item.flags & kMoreFragments) == 0;
+    lane.lane.counters().drops[static_cast<std::size_t>(DropReason::kNoSlot)] += last;
+    waiting.pool->DropShare(waiting.item.page);
+    return true;
+  });
 }
 
 // ---- publishing and taking back --------------------------------------------------------------
 
-void Worker::Lent(RxLane& lane, std::uint32_t fragments) {
+// Has the lane published, and visited while it holds something.
+void Worker::List(RxLane& lane) {
   if (!lane.to_publish) {
     lane.to_publish = true;
     to_publish_.push_back(&lane);
@@ -411,6 +471,10 @@ void Worker::Lent(RxLane& lane, std::uint32_t fragments) {
     lane.holding = true;
     holding_.push_back(&lane);
   }
+}
+
+void Worker::Lent(RxLane& lane, std::uint32_t fragments) {
+  List(lane);
   if (lane.lane.unpublished() >= kLot) {
     lane.lane.Publish();
     lane.lane.Drain(recycler_);
@@ -437,12 +501,19 @@ bool Worker::VisitHolding(std::size_t n) {
     RxLane& lane = *holding_[visit_];
     const bool drained = lane.lane.Drain(recycler_) != 0;
     busy |= drained;
+    if (!lane.waiting.empty()) [[unlikely]]
+      busy |= DeliverWaiting(lane);
+    if (lane.lane.events_waiting()) [[unlikely]] {
+      lane.lane.WriteEvents();
+      List(lane);
+    }
     if (lane.lane.WantsDoorbell()) {
       RingDoorbell(lane);
       busy = true;
     }
     // What was returned too often is read and refused before the lane is left alone.
-    if (!drained && lane.lane.counters().lent == lane.lane.counters().returned) {
+    if (!drained && !lane.lane.events_waiting() && lane.waiting.empty() &&
+        lane.lane.counters().lent == lane.lane.counters().returned) {
       lane.holding = false;
       holding_[visit_] = holding_.back();
       holding_.pop_back();
@@ -485,12 +556,13 @@ RxQueue& Worker::FindQueue(const Port* port, std::uint16_t queue) {
 
 void Worker::Attach(const Port* port, std::uint16_t queue, BufferPool* pool) {
   RxQueue& q = FindQueue(port, queue);
+  if (q.pool != nullptr) q.pool->DropLoose();
   q.pool = pool;
   q.pages_per_frame = 0;
   if (pool != nullptr) {
     if (port->forgets_unfinished_frames()) {
       const std::uint32_t room =
-          pool->buffer().page_bytes() - BufferPool::OverheadBytes(pool->buffer().page_bytes());
+          pool->frame_bytes() - BufferPool::OverheadBytes(pool->frame_bytes());
       q.pages_per_frame = 65535 / room + 1;
     }
     q.port->Attach(queue, pool->mempool());
@@ -504,6 +576,19 @@ void Worker::Unlist(RxLane& lane) {
   std::erase(to_publish_, &lane);
   std::erase(holding_, &lane);
   lane.to_publish = lane.holding = false;
+  DropWaitingIf(lane, [](const RxLane::Waiting&) { return true; });
+}
+
+void Worker::Unbound(RxLane& lane, BufferPool& pool) {
+  std::erase(lane.pools, &pool);
+  DropWaitingIf(lane, [&](const RxLane::Waiting& waiting) { return waiting.pool == &pool; });
+  if (lane.lane.Unbound(pool.table())) List(lane);
+}
+
+bool Worker::Revoke(RxLane& lane, const PageTable& table, std::uint32_t budget) {
+  const bool done = lane.lane.Revoke(table, budget, recycler_);
+  List(lane);
+  return done;
 }
 
 }  // namespace rxtoken

@@ -15,16 +15,20 @@
 // Blocks: never, except for naps of at most 100 us when idle in PollMode::kAdaptive.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
+#include <span>
 #include <thread>
 #include <vector>
 
 #include "dataplane/buffer_pool.h"
 #include "dataplane/dataplane.h"
 #include "dataplane/flow_table.h"
+#include "dataplane/parse.h"
 #include "dataplane/port.h"
 #include "dataplane/tsc_clock.h"
 #include "tokens/lane.h"
@@ -36,15 +40,38 @@ namespace rxtoken {
 // A lane and what its worker needs to serve it. [w] except where it says otherwise.
 struct RxLane {
   RxLane(std::uint32_t worker, SlotTable* slots, DescriptorRing* descriptors, ReturnRing* returns,
-         Content content_)
-      : lane(worker, slots, descriptors, returns), content(content_) {}
+         const RxSocketOptions& options)
+      : lane(worker, slots, descriptors, returns, options.max_held_fragments),
+        content(options.content),
+        restricted(!options.bindings.empty()),
+        outside(options.outside) {}
+
+  // A fragment of a message that waits for a free slot.
+  struct Waiting {
+    BufferPool* pool;
+    LendItem item;
+    std::uint64_t time_ns;
+  };
+
+  bool MayUse(const BufferPool& pool) const noexcept {
+    return !restricted || std::find(pools.begin(), pools.end(), &pool) != pools.end();
+  }
+  bool WaitsFor(const BufferPool& pool) const noexcept {
+    return std::any_of(waiting.begin(), waiting.end(),
+                       [&](const Waiting& w) { return w.pool == &pool; });
+  }
 
   Lane lane;
   const Content content;
-  bool attached = false;    // an application reads the rings
-  bool to_publish = false;  // on Worker::to_publish_
-  bool holding = false;     // on Worker::holding_
-  int doorbell = -1;        // not owned
+  const bool restricted;  // to `pools`
+  const Outside outside;
+  std::vector<BufferPool*> pools;   // of the bindings that it may use and that are not draining
+  std::deque<Waiting> waiting;      // whole messages, in order of arrival
+  std::uint64_t releases_seen = 0;  // of slots, when we last looked whether one is free
+  bool attached = false;            // an application reads the rings
+  bool to_publish = false;          // on Worker::to_publish_
+  bool holding = false;             // on Worker::holding_
+  int doorbell = -1;                // not owned
   std::uint64_t rung_ns = 0;
 };
 
@@ -87,8 +114,13 @@ class Worker {
   void AddQueue(Port* port, std::uint32_t port_index, std::uint16_t queue);
   // Points a queue at a binding's pool, or at none.
   void Attach(const Port* port, std::uint16_t queue, BufferPool* pool);
-  // The lane is about to go.
+  // Nothing is delivered to the lane any more, and nothing waits for it.
   void Unlist(RxLane& lane);
+  // The binding is being unbound: nothing of it waits any more, and the application is told.
+  void Unbound(RxLane& lane, BufferPool& pool);
+  // Takes back what the lane was lent of a draining binding, looking at no more than `budget`
+  // pages; true when nothing is left.
+  bool Revoke(RxLane& lane, const PageTable& table, std::uint32_t budget);
   // Precondition: the worker polls it.
   RxQueue& FindQueue(const Port* port, std::uint16_t queue);
   PageRecycler& recycler() noexcept { return recycler_; }
@@ -102,6 +134,7 @@ class Worker {
   static constexpr std::uint32_t kFlushRounds = 8;      // a lot waits no longer than this
   static constexpr std::uint32_t kVisitRounds = 4;      // between visits of lanes that hold pages
   static constexpr std::uint64_t kDoorbellNs = 50'000;  // an application cannot have more
+  static constexpr std::size_t kMaxWaiting = 256;       // fragments of a lane, for a free slot
 
   struct Command {
     void (*run)(Worker&, void*);
@@ -123,14 +156,22 @@ class Worker {
                         std::uint32_t n);
   void ReceiveFrame(RxQueue& queue, rte_mbuf* mbuf, Run& run);
   static void RestoreVlanTag(rte_mbuf* mbuf);
-  rte_mbuf* CopyIn(RxQueue& queue, rte_mbuf* mbuf);
   void Deliver(RxQueue& queue, const Run& run);
-  void DeliverChain(RxQueue& queue, RxLane& lane, BufferPool& pool, rte_mbuf* mbuf,
-                    const LendItem& first, std::uint32_t bytes);
   void DropRun(RxQueue& queue, const Run& run, std::uint32_t from, DropReason reason);
-  static void DropFor(RxQueue& queue, RxLane& lane, std::uint32_t n, DropReason reason);
+  void DeliverToEach(RxQueue& queue, RuleTarget& target, rte_mbuf* mbuf, const ParsedFrame& frame,
+                     BufferPool* pool);
+  DropReason DeliverInPlace(RxLane& lane, BufferPool& pool, const rte_mbuf* mbuf,
+                            const ParsedFrame& frame, std::uint8_t flags);
+  DropReason DeliverCopy(RxQueue& queue, RxLane& lane, const rte_mbuf* mbuf,
+                         const ParsedFrame& frame);
+  static void EndChain(BufferPool& pool, rte_mbuf* mbuf);
   static void Recycle(rte_mbuf* mbuf);
+  bool Wait(RxLane& lane, BufferPool& pool, std::span<const LendItem> items);
+  bool DeliverWaiting(RxLane& lane);
+  template <typename Predicate>
+  void DropWaitingIf(RxLane& lane, Predicate predicate);
 
+  void List(RxLane& lane);
   void Lent(RxLane& lane, std::uint32_t fragments);
   void PublishAll();
   bool VisitHolding(std::size_t n);

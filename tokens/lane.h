@@ -43,7 +43,7 @@ struct LaneCounters {
   std::uint64_t returned = 0;  // fragments
   std::uint64_t copied_messages = 0;
   std::uint64_t doorbells = 0;
-  std::uint64_t saturated_pages = 0;  // see page_table.h
+  std::uint64_t revoked = 0;  // fragments; part of `returned`
   std::array<std::uint64_t, kDropReasons> drops = {};
   std::array<std::uint64_t, kRefusals> refusals = {};
 };
@@ -67,12 +67,15 @@ concept Recycler = requires(R& recycler, const PageTable& table, std::uint32_t p
 class Lane {
  public:
   // `slots` and the rings, which are zero apart from their header, outlive the lane.
-  Lane(std::uint32_t worker, SlotTable* slots, DescriptorRing* descriptors, ReturnRing* returns)
+  // `max_held`: fragments that may be outstanding here; 0: no limit.
+  Lane(std::uint32_t worker, SlotTable* slots, DescriptorRing* descriptors, ReturnRing* returns,
+       std::uint32_t max_held = 0)
       : worker_(worker),
         slots_(slots),
         descriptors_(descriptors),
         returns_(returns),
-        mask_(descriptors->entries - 1) {}
+        mask_(descriptors->entries - 1),
+        max_held_(max_held) {}
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
 
@@ -81,19 +84,25 @@ class Lane {
   // How many of `wanted` more fragments the ring has room for, beside what may have to be
   // announced in front of them.
   std::uint32_t Room(std::uint32_t wanted) noexcept {
+    if (events_ != 0 && !WriteEvents()) [[unlikely]]
+      return 0;
     constexpr std::uint32_t kAnnouncements = 2;  // a slot and a time
     std::uint32_t free = mask_ + 1 - (tail_ - head_seen_);
     if (free < wanted + kAnnouncements) [[unlikely]] {
-      // order: acquire pairs with the application's release: it has read what we overwrite.
-      const std::uint32_t head = returns_->descriptor_head.load(std::memory_order_acquire);
-      // A head that is not between the last one and the tail is a lie, and changes nothing.
-      if (tail_ - head <= tail_ - head_seen_) head_seen_ = head;
-      free = mask_ + 1 - (tail_ - head_seen_);
+      free = FreeDescriptors();
       if (free < wanted + kAnnouncements) {
         return free > kAnnouncements ? free - kAnnouncements : 0;
       }
     }
     return wanted;
+  }
+
+  // How many of `wanted` more fragments may be outstanding.
+  std::uint32_t Allowance(std::uint32_t wanted) const noexcept {
+    if (max_held_ == 0) return wanted;
+    const std::uint64_t held = counters_.lent - counters_.returned;
+    return static_cast<std::uint32_t>(
+        std::min<std::uint64_t>(wanted, max_held_ - std::min<std::uint64_t>(held, max_held_)));
   }
 
   // Lends `items`, all on pages of `table` that this worker received, and all of them whole
@@ -122,7 +131,7 @@ class Lane {
     for (const LendItem& item : items) {
       std::uint32_t lent = PageTable::Lent(cells[item.page].load(std::memory_order_relaxed));
       if (lent >= PageTable::kMaxLent - 1) [[unlikely]]
-        lent = Saturate(lent);
+        lent = Saturate(table, lent);
       cells[item.page].store(owner | (lent + 1), std::memory_order_relaxed);
       urefs[item.page].store(urefs[item.page].load(std::memory_order_relaxed) + 1,
                              std::memory_order_relaxed);
@@ -246,30 +255,52 @@ class Lane {
   // returned in between.
   template <Recycler R>
   bool Sweep(std::uint32_t budget, R& recycler) noexcept {
-    const std::uint32_t owner = PageTable::OwnerBits(worker_);
     for (std::uint32_t slot = 0; slot < kSlotsPerRxSocket; slot++) {
-      SlotView& view = views_[slot];
-      if (view.outstanding == 0) continue;
-      {
-        auto&& give = recycler.Open(*view.table);
-        for (; view.outstanding != 0; sweep_page_++) {
-          if (budget-- == 0) return false;
-          const std::uint32_t cell = view.cells[sweep_page_].load(std::memory_order_relaxed);
-          if (!PageTable::LentBy(owner, cell)) continue;
-          const std::uint32_t held = view.urefs[sweep_page_].load(std::memory_order_relaxed);
-          if (held == 0) continue;
-          view.urefs[sweep_page_].store(0, std::memory_order_relaxed);
-          view.outstanding -= held;
-          counters_.returned += held;
-          if (PageTable::Saturated(cell)) continue;
-          view.cells[sweep_page_].store(cell - held, std::memory_order_relaxed);
-          if (PageTable::Lent(cell) == held) give(sweep_page_);
-        }
-      }
-      sweep_page_ = 0;
-      slots_->Release(slot, worker_);
+      if (views_[slot].outstanding != 0 && !SweepSlot(slot, budget, recycler)) return false;
     }
     return true;
+  }
+
+  // The same for what is outstanding of one binding, nothing of which is lent any more;
+  // returns may come in between. The application is told which slot's tokens are void.
+  template <Recycler R>
+  bool Revoke(const PageTable& table, std::uint32_t budget, R& recycler) noexcept {
+    for (std::uint32_t slot = 0; slot < kSlotsPerRxSocket; slot++) {
+      SlotView& view = views_[slot];
+      if (view.table != &table || view.outstanding == 0) continue;
+      if (!view.revoked) AddEvent(DescriptorKind::kRevoked, slot, table);
+      view.revoked = true;
+      const std::uint64_t before = view.outstanding;
+      const bool done = SweepSlot(slot, budget, recycler);
+      counters_.revoked += before - view.outstanding;
+      if (!done) return false;
+    }
+    return true;
+  }
+
+  // The binding was unbound: an application that knows it is told. True if there was something
+  // to tell.
+  bool Unbound(const PageTable& table) noexcept {
+    const auto known = std::find_if(views_.begin(), views_.end(),
+                                    [&](const SlotView& view) { return view.table == &table; });
+    if (known == views_.end()) return false;
+    AddEvent(DescriptorKind::kUnbound, 0, table);
+    return true;
+  }
+
+  bool events_waiting() const noexcept { return events_ != 0; }
+  // Slots of the rx socket that became unused so far, by any worker.
+  std::uint64_t slot_releases() const noexcept { return slots_->releases(); }
+  // Writes what the application has not been told for want of room. True if nothing is left.
+  bool WriteEvents() noexcept {
+    std::uint32_t written = 0;
+    for (; written < events_ && FreeDescriptors() != 0; written++) {
+      descriptors_->descriptors()[tail_++ & mask_] = waiting_events_[written];
+    }
+    std::copy(waiting_events_.begin() + written, waiting_events_.begin() + events_,
+              waiting_events_.begin());
+    events_ -= written;
+    return events_ == 0;
   }
 
   // The binding is about to go. Precondition: nothing of it is outstanding here.
@@ -314,10 +345,59 @@ class Lane {
   struct SlotView {
     std::uint64_t outstanding = 0;  // fragments lent by this lane
     std::uint32_t pages = 0;
+    bool revoked = false;  // the application was told
     std::atomic<std::uint32_t>* cells = nullptr;
     std::atomic<std::uint32_t>* urefs = nullptr;
     const PageTable* table = nullptr;
   };
+
+  // Descriptors that may be written, as the application says now.
+  std::uint32_t FreeDescriptors() noexcept {
+    // order: acquire pairs with the application's release: it has read what we overwrite.
+    const std::uint32_t head = returns_->descriptor_head.load(std::memory_order_acquire);
+    // A head that is not between the last one and the tail is a lie, and changes nothing.
+    if (tail_ - head <= tail_ - head_seen_) head_seen_ = head;
+    return mask_ + 1 - (tail_ - head_seen_);
+  }
+
+  // There is always room: a slot is given to a binding only when no event waits, and each has
+  // two at most.
+  void AddEvent(DescriptorKind kind, std::uint32_t slot, const PageTable& table) noexcept {
+    Descriptor event{};
+    event.kind = kind;
+    event.slot = static_cast<std::uint8_t>(slot);
+    event.binding = table.binding();
+    waiting_events_[events_++] = event;
+    WriteEvents();
+  }
+
+  // Takes back what is outstanding under one slot, as Sweep() does.
+  template <Recycler R>
+  bool SweepSlot(std::uint32_t slot, std::uint32_t& budget, R& recycler) noexcept {
+    const std::uint32_t owner = PageTable::OwnerBits(worker_);
+    SlotView& view = views_[slot];
+    {
+      auto&& give = recycler.Open(*view.table);
+      for (; view.outstanding != 0; sweep_page_++) {
+        if (sweep_page_ >= view.pages) sweep_page_ = 0;  // returns may have ended another sweep
+        if (budget == 0) return false;
+        budget--;
+        const std::uint32_t cell = view.cells[sweep_page_].load(std::memory_order_relaxed);
+        if (!PageTable::LentBy(owner, cell)) continue;
+        const std::uint32_t held = view.urefs[sweep_page_].load(std::memory_order_relaxed);
+        if (held == 0) continue;
+        view.urefs[sweep_page_].store(0, std::memory_order_relaxed);
+        view.outstanding -= held;
+        counters_.returned += held;
+        if (PageTable::Saturated(cell)) continue;
+        view.cells[sweep_page_].store(cell - held, std::memory_order_relaxed);
+        if (PageTable::Lent(cell) == held) give(sweep_page_);
+      }
+    }
+    sweep_page_ = 0;
+    slots_->Release(slot, worker_);
+    return true;
+  }
 
   // Makes lending_slot_ a slot of `table`, announced and in use. False: there is none.
   bool Prepare(const PageTable& table) noexcept {
@@ -343,6 +423,7 @@ class Lane {
     lending_slot_ = *slot;
     views_[*slot] = SlotView{.outstanding = 0,
                              .pages = table.pages(),
+                             .revoked = false,
                              .cells = table.cells(),
                              .urefs = slots_->urefs(*slot),
                              .table = &table};
@@ -364,8 +445,9 @@ class Lane {
 
   // The count of a page that this lending brings to kMaxLent, or that is there already, as if
   // it were one less.
-  [[gnu::noinline, gnu::cold]] std::uint32_t Saturate(std::uint32_t lent) noexcept {
-    counters_.saturated_pages += lent != PageTable::kMaxLent;
+  [[gnu::noinline, gnu::cold]] static std::uint32_t Saturate(const PageTable& table,
+                                                             std::uint32_t lent) noexcept {
+    if (lent != PageTable::kMaxLent) table.CountSaturated();
     return PageTable::kMaxLent - 1;
   }
 
@@ -439,6 +521,7 @@ class Lane {
   DescriptorRing* const descriptors_;
   ReturnRing* const returns_;
   const std::uint32_t mask_;
+  const std::uint32_t max_held_;
 
   std::uint32_t tail_ = 0;         // next descriptor to write
   std::uint32_t published_ = 0;    // tail as the application knows it
@@ -448,7 +531,9 @@ class Lane {
   std::uint32_t time_high_ = 0;
   std::uint32_t rung_ = 0;
   std::uint32_t sweep_page_ = 0;
+  std::uint32_t events_ = 0;  // that wait for room
   LaneCounters counters_;
+  std::array<Descriptor, 2 * kSlotsPerRxSocket> waiting_events_;
   std::array<SlotView, kSlotsPerRxSocket> views_;
 };
 

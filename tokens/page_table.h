@@ -46,6 +46,10 @@ class PageTable {
   void* pool() const noexcept { return pool_; }
   std::atomic<std::uint32_t>* cells() const noexcept { return cells_.data(); }
 
+  // Pages whose count has saturated.
+  std::uint64_t saturated() const noexcept { return saturated_.load(std::memory_order_relaxed); }
+  void CountSaturated() const noexcept { saturated_.fetch_add(1, std::memory_order_relaxed); }
+
   static constexpr std::uint32_t OwnerBits(std::uint32_t worker) noexcept {
     return (worker + 1) << 16;
   }
@@ -63,6 +67,7 @@ class PageTable {
   std::uint32_t binding_;
   std::uint32_t pages_;
   void* pool_;
+  mutable std::atomic<std::uint64_t> saturated_{0};
 };
 
 }  // namespace rxtoken

@@ -108,6 +108,8 @@ class SlotTable {
     return slots_[slot].urefs.data();
   }
 
+  std::uint64_t releases() const noexcept { return releases_.load(std::memory_order_relaxed); }
+
   std::uint32_t in_use() const noexcept {
     std::uint32_t n = 0;
     for (const Slot& slot : slots_) {

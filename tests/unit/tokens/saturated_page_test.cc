@@ -63,7 +63,7 @@ TEST_F(SaturatedPage, OneLessThanTheLimitIsExact) {
   EXPECT_EQ(recycler_.count(), 0u);
   EXPECT_EQ(Return(two_, kPage, 1), 1u);
   EXPECT_EQ(recycler_.count(), 1u);
-  EXPECT_EQ(one_.lane.counters().saturated_pages + two_.lane.counters().saturated_pages, 0u);
+  EXPECT_EQ(table_.saturated(), 0u);
 }
 
 TEST_F(SaturatedPage, IsCountedOnceAndNeverFreed) {
