@@ -202,7 +202,8 @@ PortOptions ReadPort(const Value& value) {
       {{"name", [&](Value v) { port.name = v.Text(); }},
        {"device", [&](Value v) { port.device = v.Text(); }},
        {"queues", [&](Value v) { port.queues = v.Number32(1, kMaxQueues); }},
-       {"ring_entries", [&](Value v) { port.ring_entries = v.Number32(1, kMaxNicRingEntries); }}},
+       {"ring_entries", [&](Value v) { port.ring_entries = v.Number32(1, kMaxNicRingEntries); }},
+       {"exception_tap", [&](Value v) { port.exception_tap = v.Text(); }}},
       {"name", "device"});
   return port;
 }
@@ -368,8 +369,11 @@ Result<Item<PortOptions>> ParsePortFlag(const std::string& text) {
       port.queues = static_cast<std::uint32_t>(*number);
     } else if (key == "ring" && number) {
       port.ring_entries = static_cast<std::uint32_t>(*number);
+    } else if (key == "exception_tap" && !value.empty()) {
+      port.exception_tap = value;
     } else {
-      return BadFlag(item.where, parts[i], "queues=1..1024 or ring=1..65535");
+      return BadFlag(item.where, parts[i],
+                     "queues=1..1024, ring=1..65535 or exception_tap=INTERFACE");
     }
   }
   return item;

@@ -84,7 +84,8 @@ Config ReadCommandLine(int argc, char** argv) {
                  "$RUNTIME_DIRECTORY, /run/rxtoken for root, else below $XDG_RUNTIME_DIR or /tmp)")
       ->type_name("DIR");
   app.add_option("--port", ports,
-                 "NAME=DEVICE[;queues=N][;ring=N], DEVICE as DPDK writes it; can be repeated")
+                 "NAME=DEVICE[;queues=N][;ring=N][;exception_tap=INTERFACE], DEVICE as DPDK writes "
+                 "it; can be repeated")
       ->type_name("PORT")
       ->allow_extra_args(false);
   app.add_option("--bind", bindings,

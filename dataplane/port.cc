@@ -200,6 +200,7 @@ Result<std::unique_ptr<Port>> Port::Open(const PortOptions& options, std::uint32
     Status status = port->Probe();
     const bool probed = status.ok();
     if (probed) status = port->Configure(spare);
+    if (status.ok()) status = port->OpenExceptionPath();
     if (status.ok()) return port;
     {
       LogCapture log;
@@ -298,7 +299,7 @@ Status Port::Configure(std::uint32_t spare_mbufs) {
                   who + "driver " + driver_ + " does not " + what + reason + log.Take());
   };
 
-  // Receiving only. Some drivers want as many queues to send with, none uses them.
+  // Some drivers want as many queues to send with; only an exception path uses one of them.
   const auto rx_queues = static_cast<std::uint16_t>(options_.queues);
   const auto tx_queues = std::min(rx_queues, info.max_tx_queues);
   rte_eth_conf conf = {};
@@ -316,8 +317,7 @@ Status Port::Configure(std::uint32_t spare_mbufs) {
     return refused("take its configuration", error);
   }
   auto rx_entries = static_cast<std::uint16_t>(options_.ring_entries);
-  std::uint16_t tx_entries = 64;
-  if (int error = rte_eth_dev_adjust_nb_rx_tx_desc(id_, &rx_entries, &tx_entries); error != 0) {
+  if (int error = rte_eth_dev_adjust_nb_rx_tx_desc(id_, &rx_entries, &tx_entries_); error != 0) {
     return refused("take any ring size", error);
   }
   ring_entries_ = rx_entries;
@@ -352,7 +352,7 @@ Status Port::Configure(std::uint32_t spare_mbufs) {
     }
   }
   for (std::uint16_t queue = 0; queue < tx_queues; ++queue) {
-    if (int error = rte_eth_tx_queue_setup(id_, queue, tx_entries, SOCKET_ID_ANY, nullptr);
+    if (int error = rte_eth_tx_queue_setup(id_, queue, tx_entries_, SOCKET_ID_ANY, nullptr);
         error != 0) {
       return refused("set up a send queue", error);
     }
@@ -369,7 +369,41 @@ Status Port::Configure(std::uint32_t spare_mbufs) {
   return {};
 }
 
+// The driver may keep as many mbufs as its queue has entries, until it needs those again.
+Status Port::OpenExceptionPath() {
+  if (options_.exception_tap.empty()) return {};
+  const std::string who = "port '" + options_.name + "': ";
+  rte_eth_dev_info info = {};
+  rte_eth_dev_info_get(id_, &info);
+  if (info.nb_tx_queues == 0) {
+    return {Code::kUnimplemented, who + "driver " + driver_ + " cannot send, as exception_tap '" +
+                                      options_.exception_tap + "' needs; leave that out"};
+  }
+  const std::uint32_t mbufs = tx_entries_ + 2u * ExceptionPath::kBurst;
+  std::uint16_t mtu = 0;
+  rte_eth_dev_get_mtu(id_, &mtu);
+  const std::uint32_t room = RTE_PKTMBUF_HEADROOM + ExceptionPath::RoomBytes(mtu);
+  exception_pool_ =
+      rte_pktmbuf_pool_create(("rxtoken_tap" + std::to_string(index_)).c_str(), mbufs, 0, 0,
+                              static_cast<std::uint16_t>(room), rte_eth_dev_socket_id(id_));
+  if (exception_pool_ == nullptr) {
+    return {Code::kResourceExhausted, who + "DPDK's own memory has no room for " +
+                                          std::to_string(mbufs) + " frames of " +
+                                          std::to_string(room) + " bytes, which exception_tap '" +
+                                          options_.exception_tap + "' needs; raise memory_mib"};
+  }
+  auto path = ExceptionPath::Open(options_.exception_tap, {.port = options_.name,
+                                                           .index = index_,
+                                                           .port_id = id_,
+                                                           .tx_queue = 0,
+                                                           .pool = exception_pool_});
+  if (!path.ok()) return path.status();
+  exception_path_ = std::move(*path);
+  return {};
+}
+
 Port::~Port() {
+  exception_path_.reset();  // it sends
   if (device_ != nullptr) {
     rte_eth_promiscuous_disable(id_);  // net_af_packet would leave the interface so
     rte_eth_dev_stop(id_);
@@ -377,6 +411,7 @@ Port::~Port() {
   }
   routers_.clear();
   rte_mempool_free(sink_);
+  rte_mempool_free(exception_pool_);
 }
 
 Status Port::CheckPages(const std::string& binding, std::uint32_t page_bytes,
@@ -457,6 +492,7 @@ PortInfo Port::info() const {
   info.rx_missed = stats.imissed;
   info.rx_errors = stats.ierrors;
   info.rx_no_buffer = stats.rx_nombuf;
+  if (exception_path_ != nullptr) info.exception_path = exception_path_->info();
   return info;
 }
 

@@ -14,6 +14,7 @@
 
 #include "dataplane/buffer.h"
 #include "dataplane/dataplane.h"
+#include "dataplane/exception_path.h"
 #include "dataplane/router_pool.h"
 #include "tokens/abi/status.h"
 
@@ -31,7 +32,8 @@ class Port {
   //         kPermissionDenied    a capability is missing; it is named
   //         kUnimplemented       a driver that cannot receive into our buffers
   //         kFailedPrecondition  the device is in use, or the driver refused; its log lines
-  //         kResourceExhausted   memory_mib is too small for the port's own pool
+  //         kResourceExhausted   memory_mib is too small for the port's own pools
+  //         as ExceptionPath::Open, if one is asked for
   static Result<std::unique_ptr<Port>> Open(const PortOptions& options, std::uint32_t index);
 
   // Stops and removes the device and frees its pools.
@@ -46,6 +48,8 @@ class Port {
   std::uint32_t queues() const noexcept { return options_.queues; }
   std::uint32_t ring_entries() const noexcept { return ring_entries_; }
   rte_mempool* sink() const noexcept { return sink_; }
+  // Null: frames that no rule matches are dropped.
+  ExceptionPath* exception_path() const noexcept { return exception_path_.get(); }
 
   // The device itself writes to the pages; a buffer must be mapped with MapForDma.
   bool dma() const noexcept { return dma_; }
@@ -86,6 +90,7 @@ class Port {
   // Open, in two steps; after an error the destructor undoes what there is.
   Status Probe();
   Status Configure(std::uint32_t spare_mbufs);
+  Status OpenExceptionPath();
 
   PortOptions options_;
   std::uint32_t index_;
@@ -93,11 +98,14 @@ class Port {
   std::uint16_t id_ = 0;
   std::string driver_;
   std::uint32_t ring_entries_ = 0;
+  std::uint16_t tx_entries_ = 256;  // the driver changes it to what it can have
   std::uint32_t required_room_bytes_ = 0;
   bool dma_ = false;
   bool writes_payload_ = true;
   rte_mempool* sink_ = nullptr;
   std::vector<std::unique_ptr<RouterPool>> routers_;
+  rte_mempool* exception_pool_ = nullptr;
+  std::unique_ptr<ExceptionPath> exception_path_;
 };
 
 }  // namespace rxtoken
