@@ -13,6 +13,7 @@
 #include "dataplane/buffer_pool.h"
 #include "dataplane/eal.h"
 #include "dataplane/flow_table.h"
+#include "dataplane/hardware_flow.h"
 #include "dataplane/port.h"
 #include "dataplane/rx_socket.h"
 #include "dataplane/worker.h"
@@ -26,6 +27,19 @@ struct Binding {
   std::unique_ptr<BufferPool> pool;
   std::vector<QueueRef> queues;
   std::vector<Port*> dma_ports;  // that have the buffer mapped
+};
+
+// What a port said when it was asked to apply a rule.
+struct Placement {
+  FlowRule rule;
+  std::unique_ptr<HardwareFlow> flow;  // null: it refused
+  std::string refusal;
+
+  // Nothing of it is new to the port.
+  bool IsOf(const FlowRule& other) const {
+    return rule.match == other.match && rule.priority == other.priority &&
+           rule.steer_to == other.steer_to;
+  }
 };
 
 Status NoSuch(const char* what, std::uint64_t id) {
@@ -95,6 +109,7 @@ class DataplaneImpl final : public Dataplane {
   static void AddLanes(CompiledRule& rule, std::uint32_t workers,
                        const std::vector<RxSocket*>& sockets);
   void Forget(std::uint32_t id, const PageTable& table);
+  void Place(std::span<const FlowRule> rules);
   std::uint64_t Close(RxSocket& socket, CloseReason reason);
 
   rcu::Pointer<FlowTable> table_;
@@ -107,6 +122,7 @@ class DataplaneImpl final : public Dataplane {
   std::map<std::uint64_t, std::unique_ptr<RxSocket>> rx_sockets_;
   std::uint64_t last_rx_socket_ = 0;
   std::map<std::uint64_t, std::unique_ptr<CompiledRule>> rules_;
+  std::map<std::uint64_t, Placement> placements_;  // of rules with steer_to, by rule id
 };
 
 DataplaneImpl::DataplaneImpl(const DataplaneOptions& options) {
@@ -127,6 +143,7 @@ Status DataplaneImpl::StartWorkers() {
 DataplaneImpl::~DataplaneImpl() {
   for (auto& [id, socket] : rx_sockets_) Close(*socket, CloseReason::kDaemonStopped);
   for (auto& worker : workers_) worker->Stop();
+  placements_.clear();
   ports_.clear();
   bindings_.clear();
   rx_sockets_.clear();
@@ -585,6 +602,29 @@ void DataplaneImpl::SetRules(std::span<const FlowRule> rules) {
     next[id]->before = CountersOf(*rule);
   }
   rules_ = std::move(next);
+  Place(rules);
+}
+
+// Asks ports to apply what is new or changed. What is gone is taken out first: it could be in
+// the way.
+void DataplaneImpl::Place(std::span<const FlowRule> rules) {
+  std::map<std::uint64_t, Placement> kept;
+  for (const FlowRule& rule : rules) {
+    const auto old = placements_.find(rule.id);
+    if (old != placements_.end() && old->second.IsOf(rule)) kept.insert(placements_.extract(old));
+  }
+  placements_ = std::move(kept);
+  for (const FlowRule& rule : rules) {
+    if (!rule.steer_to || placements_.contains(rule.id)) continue;
+    auto flow = HardwareFlow::Install(*ports_[rule.steer_to->port].port, rule);
+    Placement& placement = placements_[rule.id];
+    placement.rule = rule;
+    if (flow.ok()) {
+      placement.flow = std::move(*flow);
+    } else {
+      placement.refusal = flow.status().message();
+    }
+  }
 }
 
 void DataplaneImpl::AddLanes(CompiledRule& rule, std::uint32_t workers,
@@ -605,7 +645,13 @@ void DataplaneImpl::AddLanes(CompiledRule& rule, std::uint32_t workers,
 
 std::vector<RuleInfo> DataplaneImpl::GetRules() {
   std::vector<RuleInfo> rules;
-  for (const CompiledRule* rule : table_.Read()->in_order()) rules.push_back(CountersOf(*rule));
+  for (const CompiledRule* rule : table_.Read()->in_order()) {
+    RuleInfo& info = rules.emplace_back(CountersOf(*rule));
+    const auto placement = placements_.find(info.id);
+    if (placement == placements_.end()) continue;
+    info.in_hardware = placement->second.flow != nullptr;
+    info.placement_reason = placement->second.refusal;
+  }
   return rules;
 }
 

@@ -118,7 +118,7 @@ class Pattern {
   std::size_t n_ = 0;
 };
 
-Status Refusal(const Port& port, const rte_flow_error& error, int code, const std::string& log) {
+Status Refused(const Port& port, const rte_flow_error& error, int code, const std::string& log) {
   const bool cannot = code == ENOSYS || code == ENOTSUP;
   const std::string reason = std::strerror(code);
   std::string words = error.message == nullptr ? reason : error.message;
@@ -153,9 +153,9 @@ Status HardwareFlow::Add(const Port& port, const FlowRule& rule, IpFamily family
   LogCapture log;
   rte_flow_error error = {};
   const int invalid = rte_flow_validate(port_id_, &attributes, pattern.items(), actions, &error);
-  if (invalid != 0) return Refusal(port, error, -invalid, log.Take());
+  if (invalid != 0) return Refused(port, error, -invalid, log.Take());
   rte_flow* const flow = rte_flow_create(port_id_, &attributes, pattern.items(), actions, &error);
-  if (flow == nullptr) return Refusal(port, error, rte_errno, log.Take());
+  if (flow == nullptr) return Refused(port, error, rte_errno, log.Take());
   flows_.push_back(flow);
   return {};
 }

@@ -234,7 +234,10 @@ void Worker::ReceiveFrame(RxQueue& queue, rte_mbuf* mbuf, Run& run) {
   }
   CompiledRule* const rule = FlowTable::Lookup(*queue.plan, frame.key);
   if (rule == nullptr) [[unlikely]] {
-    queue.Drop(queue.pool == nullptr ? DropReason::kNoBinding : DropReason::kNoRule);
+    ExceptionPath* const path = queue.port->exception_path();
+    if (path == nullptr || !path->Send(mbuf)) {
+      queue.Drop(queue.pool == nullptr ? DropReason::kNoBinding : DropReason::kNoRule);
+    }
     return Recycle(mbuf);
   }
   RuleTarget& target = rule->targets[index_];

@@ -207,7 +207,8 @@ TEST_F(HardwareFlowTest, AsksForBothFamiliesOfAProtocol) {
   EXPECT_EQ(driver.destroyed, 2u);
 
   // Half of it is nothing.
-  driver = {.takes = 1};
+  driver = {};
+  driver.takes = 1;
   EXPECT_FALSE(Install(udp).ok());
   EXPECT_EQ(driver.installed.size(), 1u);
   EXPECT_EQ(driver.destroyed, 1u);
