@@ -738,8 +738,8 @@ TEST_F(LaneTest, AForgottenBindingIsAnnouncedLikeANewOne) {
 
   ExpectRefused(Token(0, 1), Refusal::kSlotNotInUse);
   // A new binding may lie at the same place in memory.
-  PageTable again(9, kPages, nullptr);
-  std::swap(table_, again);
+  std::destroy_at(&table_);
+  std::construct_at(&table_, 9u, kPages, nullptr);
   const std::vector<Descriptor> read = Lend(table_, {Item(1)});
   ASSERT_EQ(read.size(), 2u);
   EXPECT_EQ(read[0].kind, DescriptorKind::kSlotMapped);
@@ -756,6 +756,95 @@ TEST_F(LaneTest, ForgettingABindingLeavesOthersAlone) {
 
   EXPECT_EQ(Lend(other_table_, {Item(2)}).size(), 1u);
   EXPECT_EQ(Return({Token(1, 1), Token(1, 2)}), 2u);
+}
+
+// ---- the end of a binding --------------------------------------------------------------------
+
+TEST_F(LaneTest, AnApplicationThatKnowsABindingIsToldOfItsEnd) {
+  Lend(table_, {Item(1)});
+
+  EXPECT_TRUE(lane().Unbound(table_));
+  EXPECT_FALSE(lane().Unbound(other_table_));
+  lane().Publish();
+
+  const std::vector<Descriptor> read = ReadAll(reader());
+  ASSERT_EQ(read.size(), 1u);
+  EXPECT_EQ(read[0].kind, DescriptorKind::kUnbound);
+  EXPECT_EQ(read[0].binding, table_.binding());
+  EXPECT_EQ(Return({Token(0, 1)}), 1u) << "what is held stays returnable";
+}
+
+TEST_F(LaneTest, RevokingTakesOneBindingsFragmentsBack) {
+  Lend(table_, {Item(1), Item(2), Item(2)});
+  Lend(other_table_, {Item(1)});
+
+  EXPECT_TRUE(lane().Revoke(table_, 1000, recycler_));
+  lane().Publish();
+
+  EXPECT_THAT(recycler_.pages(7), ElementsAre(1, 2));
+  EXPECT_THAT(recycler_.pages(8), IsEmpty());
+  EXPECT_EQ(lane().counters().revoked, 3u);
+  EXPECT_EQ(lane().counters().returned, 3u);
+  EXPECT_EQ(lane().outstanding(), 1u);
+  const std::vector<Descriptor> read = ReadAll(reader());
+  ASSERT_EQ(read.size(), 1u);
+  EXPECT_EQ(read[0].kind, DescriptorKind::kRevoked);
+  EXPECT_EQ(read[0].slot, 0u);
+  EXPECT_EQ(read[0].binding, table_.binding());
+  ExpectRefused(Token(0, 1), Refusal::kSlotNotInUse);
+  EXPECT_EQ(Return({Token(1, 1)}), 1u);
+}
+
+TEST_F(LaneTest, RevokingInStepsTellsOnceAlthoughTheApplicationReturnsTheRest) {
+  Lend(table_, {Item(1), Item(60)});
+
+  EXPECT_FALSE(lane().Revoke(table_, 10, recycler_));
+  EXPECT_EQ(Return({Token(0, 60)}), 1u);
+  EXPECT_TRUE(lane().Revoke(table_, 10, recycler_));
+  lane().Publish();
+
+  EXPECT_EQ(lane().counters().revoked, 1u);
+  EXPECT_EQ(lane().outstanding(), 0u);
+  EXPECT_EQ(ReadAll(reader()).size(), 1u);
+  // The next sweep starts where that one was left, and finds everything.
+  Lend(other_table_, {Item(0), Item(5)});
+  EXPECT_TRUE(lane().Sweep(1000, recycler_));
+  EXPECT_EQ(lane().outstanding(), 0u);
+}
+
+TEST_F(LaneTest, EventsWaitForRoomAndComeBeforeAnythingNew) {
+  std::vector<LendItem> items(kEntries - 1, Item(1));  // and the slot's announcement
+  ASSERT_TRUE(lane().Lend(table_, items, 0));
+  lane().Publish();
+  EXPECT_TRUE(lane().Unbound(table_));
+  EXPECT_TRUE(lane().events_waiting());
+  EXPECT_EQ(lane().Room(1), 0u);
+
+  EXPECT_EQ(ReadAll(reader()).size(), kEntries);
+  EXPECT_EQ(lane().Room(1), 1u);
+  const std::vector<Descriptor> read = Lend(other_table_, {Item(1)});
+
+  EXPECT_FALSE(lane().events_waiting());
+  ASSERT_EQ(read.size(), 4u);  // with the time of arrival
+  EXPECT_EQ(read[0].kind, DescriptorKind::kUnbound);
+  EXPECT_EQ(read[1].kind, DescriptorKind::kSlotMapped);
+}
+
+TEST(LaneAllowance, IsWhatMayStillBeHeld) {
+  TestRings rings;
+  SlotTable slots;
+  TestRecycler recycler;
+  const PageTable table(7, kPages, nullptr);
+  Lane lane(0, &slots, rings.descriptors(), rings.returns(), 3);
+
+  EXPECT_EQ(lane.Allowance(2), 2u);
+  EXPECT_EQ(lane.Allowance(32), 3u);
+  const std::vector<LendItem> items = {Item(1), Item(2), Item(3)};
+  ASSERT_TRUE(lane.Lend(table, items, 0));
+  EXPECT_EQ(lane.Allowance(1), 0u);
+  const std::uint32_t token = Token(0, 2);
+  EXPECT_EQ(lane.Return({&token, 1}, recycler), 1u);
+  EXPECT_EQ(lane.Allowance(32), 1u);
 }
 
 }  // namespace
