@@ -67,6 +67,33 @@ std::optional<v1::Memory> ParseMemory(std::string_view text) {
   return std::nullopt;
 }
 
+// Where the first byte lies that does not belong into a text file, because it is not UTF-8 or a
+// control character.
+std::optional<std::size_t> FindNoText(std::string_view text) {
+  for (std::size_t i = 0; i < text.size();) {
+    const auto first = static_cast<unsigned char>(text[i]);
+    if (first < 0x80) {
+      const bool control = first < ' ' || first == 0x7F;
+      if (control && first != '\t' && first != '\n' && first != '\r') return i;
+      i++;
+      continue;
+    }
+    const std::size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
+    std::uint32_t code = first & (0x7Fu >> length);
+    if (first < 0xC2 || first > 0xF4 || length > text.size() - i) return i;
+    for (std::size_t at = i + 1; at < i + length; at++) {
+      const auto next = static_cast<unsigned char>(text[at]);
+      if ((next & 0xC0) != 0x80) return i;
+      code = code << 6 | (next & 0x3Fu);
+    }
+    const bool overlong = code < (length == 4 ? 0x10000u : length == 3 ? 0x800u : 0x80u);
+    const bool surrogate = code >= 0xD800 && code <= 0xDFFF;
+    if (overlong || surrogate || code > 0x10FFFF) return i;
+    i += length;
+  }
+  return std::nullopt;
+}
+
 // A CPU number, or "any": not pinned (-1).
 std::optional<int> ParseCpu(std::string_view text) {
   if (text == "any") return -1;
@@ -222,6 +249,7 @@ v1::BindRequest ReadBinding(const Value& value) {
         [&](Value v) { binding.set_buffer_bytes(v.Parsed(ParseBytes, kBytesAllowed)); }},
        {"page_bytes",
         [&](Value v) { binding.set_page_bytes(v.Parsed(ParsePageBytes, kPageAllowed)); }},
+       {"frames_per_page", [&](Value v) { binding.set_frames_per_page(v.Number32(1, 32)); }},
        {"memory", [&](Value v) { binding.set_memory(v.Parsed(ParseMemory, "plain or huge")); }},
        {"queues",
         [&](Value v) {
@@ -238,13 +266,30 @@ v1::OpenRxSocketRequest ReadRxSocket(const Value& value) {
            : text == "frame" ? std::optional(v1::CONTENT_FRAME)
                              : std::nullopt;
   };
+  const auto outside = [](std::string_view text) {
+    return text == "copy"   ? std::optional(v1::OUTSIDE_COPY)
+           : text == "drop" ? std::optional(v1::OUTSIDE_DROP)
+                            : std::nullopt;
+  };
+  const auto steering = [](std::string_view text) {
+    return text == "migrate"  ? std::optional(v1::STEERING_MIGRATE)
+           : text == "strict" ? std::optional(v1::STEERING_STRICT)
+                              : std::nullopt;
+  };
   value.Map(
       {{"name", [&](Value v) { rx_socket.set_name(v.Text()); }},
        {"content", [&](Value v) { rx_socket.set_content(v.Parsed(content, "payload or frame")); }},
        {"ring_entries",
+        [&](Value v) { rx_socket.set_ring_entries(v.Number32(kMinRingEntries, kMaxRingEntries)); }},
+       {"max_held_fragments",
+        [&](Value v) { rx_socket.set_max_held_fragments(v.Number32(0, kMax32)); }},
+       {"bindings",
         [&](Value v) {
-          rx_socket.set_ring_entries(v.Number32(kMinRingEntries, kMaxRingEntries));
-        }}},
+          v.ForEach([&](const Value& name) { rx_socket.add_bindings(name.Text()); });
+        }},
+       {"outside", [&](Value v) { rx_socket.set_outside(v.Parsed(outside, "copy or drop")); }},
+       {"steering",
+        [&](Value v) { rx_socket.set_steering(v.Parsed(steering, "migrate or strict")); }}},
       {"name"});
   return rx_socket;
 }
@@ -265,10 +310,12 @@ v1::AddFlowRequest ReadFlow(const Value& value) {
   };
   value.Map(
       {{"match", read_match},
-       {"rx_socket", [&](Value v) { flow.set_rx_socket(v.Text()); }},
+       {"rx_sockets",
+        [&](Value v) { v.ForEach([&](const Value& name) { flow.add_rx_sockets(name.Text()); }); }},
+       {"steer_to", [&](Value v) { ReadQueue(v, *flow.mutable_steer_to()); }},
        {"priority",
         [&](Value v) { flow.set_priority(static_cast<std::int32_t>(v.Number(-32768, 32767))); }}},
-      {"match", "rx_socket"});
+      {"match", "rx_sockets"});
   return flow;
 }
 
@@ -329,10 +376,21 @@ Status BadFlag(const std::string& where, const std::string& part, std::string_vi
 }  // namespace
 
 Result<Config> ParseConfig(const std::string& name, const std::string& text) {
+  if (const auto at = FindNoText(text)) {
+    const auto line =
+        1 + std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(*at), '\n');
+    return Status(Code::kInvalidArgument,
+                  name + ":" + std::to_string(line) + ": not a text in UTF-8");
+  }
   try {
-    const YAML::Node root = YAML::Load(text);
-    if (root.IsNull()) return Config();  // an empty file
-    return ReadConfig(Value(name, "", root));
+    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
+    if (documents.size() > 1) {
+      return Status(Code::kInvalidArgument,
+                    name + ": " + std::to_string(documents.size()) +
+                        " YAML documents; use one, without a line of '---' in between");
+    }
+    if (documents.empty() || documents[0].IsNull()) return Config();  // an empty file
+    return ReadConfig(Value(name, "", documents[0]));
   } catch (const ConfigError& error) {
     return Status(Code::kInvalidArgument, error.message);
   } catch (const YAML::Exception& error) {
@@ -359,6 +417,7 @@ Result<Item<PortOptions>> ParsePortFlag(const std::string& text) {
   std::vector<std::string> parts = Split(text, ';');
   if (parts.empty()) parts.emplace_back();
   std::tie(port.name, port.device) = SplitOnce(parts[0], '=');
+  if (FindNoText(text)) return BadFlag(item.where, parts[0], "a text in UTF-8");
   if (port.name.empty() || port.device.empty()) {
     return BadFlag(item.where, parts[0], "NAME=DEVICE, for example p0=net_null0,size=64");
   }

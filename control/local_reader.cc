@@ -82,6 +82,8 @@ bool LocalReader::ReadLane(Lane& lane, v1::ReceiveResponse& batch, int max_messa
         break;
       }
       lane.slots[descriptor.slot % kSlotsPerRxSocket] = descriptor.binding;
+    } else if (descriptor.kind == DescriptorKind::kRevoked) {
+      DropTokens(lane, SlotId{descriptor.slot});
     } else if (descriptor.kind == DescriptorKind::kFragment) {
       if (batch.messages_size() >= max_messages || batch_bytes_ >= kMaxBatchBytes) break;
       AddFragment(lane, descriptor);
@@ -130,6 +132,15 @@ void LocalReader::AddFragment(Lane& lane, const Descriptor& descriptor) {
   if (readable) fragment.set_payload(page.data() + descriptor.offset, descriptor.length);
   lane.partial_tokens.push_back(descriptor.token);
   batch_bytes_ += descriptor.length;
+}
+
+// Given back later, they could hit pages of the binding that gets the slot next.
+void LocalReader::DropTokens(Lane& lane, SlotId slot) {
+  const auto of_slot = [slot](std::uint32_t token) {
+    return PageToken::FromWire(token).slot() == slot;
+  };
+  std::erase_if(lane.batch_tokens, of_slot);
+  std::erase_if(lane.return_tokens, of_slot);
 }
 
 void LocalReader::AddBuffer(std::uint64_t binding, BufferView buffer) {

@@ -26,6 +26,7 @@
 #include "rxtoken/v1/token.pb.h"
 #include "tokens/abi/lane_reader.h"
 #include "tokens/abi/limits.h"
+#include "tokens/abi/token.h"
 #include "tokens/held.h"
 
 namespace rxtoken {
@@ -77,6 +78,7 @@ class LocalReader {
 
   bool ReadLane(Lane& lane, v1::ReceiveResponse& batch, int max_messages, ReadResult& result);
   void AddFragment(Lane& lane, const Descriptor& descriptor);
+  static void DropTokens(Lane& lane, SlotId slot);
   static void PushReturns(Lane& lane);
 
   std::mutex mutex_;

@@ -63,7 +63,8 @@ int ExitCode(const Status& status) {
   switch (status.code()) {
     case Code::kInvalidArgument:
     case Code::kNotFound:
-    case Code::kAlreadyExists: return kExitUsage;
+    case Code::kAlreadyExists:
+    case Code::kFailedPrecondition: return kExitUsage;
     default: return kExitFailure;
   }
 }
@@ -82,7 +83,8 @@ Config ReadCommandLine(int argc, char** argv) {
   app.add_option("--run-dir", run_dir,
                  "directory of api.sock and descriptors.sock (default: $RXTOKEN_RUN_DIR, "
                  "$RUNTIME_DIRECTORY, /run/rxtoken for root, else below $XDG_RUNTIME_DIR or /tmp)")
-      ->type_name("DIR");
+      ->type_name("DIR")
+      ->check([](const std::string& dir) { return dir.empty() ? "the path is empty" : ""; });
   app.add_option("--port", ports,
                  "NAME=DEVICE[;queues=N][;ring=N][;exception_tap=INTERFACE], DEVICE as DPDK writes "
                  "it; can be repeated")

@@ -18,6 +18,7 @@ namespace rxtoken {
 namespace {
 
 constexpr std::size_t kMaxNameBytes = 64;
+constexpr std::uint32_t kMaxDrainTimeoutMs = 3'600'000;
 
 std::uint64_t Number(SessionId session) { return static_cast<std::uint64_t>(session); }
 
@@ -82,6 +83,13 @@ bool SameKey(std::string_view a, std::string_view b) {
 // an answer.
 void LogFailure(const Status& status) {
   if (!status.ok()) LogError("cleanup_failed", {{"reason", status.ToString()}});
+}
+
+// "a,b,c"
+std::string Joined(const google::protobuf::RepeatedPtrField<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ",") + name;
+  return text;
 }
 
 // Counters that are not zero, by name.
@@ -176,6 +184,14 @@ v1::Port Manager::PortMessage(std::uint32_t port) {
     queue.set_copied_packets(from.copied_packets);
     SetCounters(from.drops, kDropReasonNames, *queue.mutable_drops());
   }
+  if (info.exception_path) {
+    v1::ExceptionPath& path = *message.mutable_exception_path();
+    path.set_interface(info.exception_path->interface);
+    path.set_to_kernel(info.exception_path->to_kernel);
+    path.set_from_kernel(info.exception_path->from_kernel);
+    path.set_to_kernel_drops(info.exception_path->to_kernel_drops);
+    path.set_from_kernel_drops(info.exception_path->from_kernel_drops);
+  }
   return message;
 }
 
@@ -201,18 +217,10 @@ Result<v1::Binding> Manager::Bind(const v1::BindRequest& request) {
                                                 std::to_string(request.memory()) +
                                                 "; use 0, PLAIN (1) or HUGE (2)");
   }
-  if (request.queues().empty()) {
-    return Status(Code::kInvalidArgument,
-                  Quoted("binding", request.name()) + ": no queues; name at least one");
-  }
-  for (const v1::QueueId& queue : request.queues()) {
-    const Result<QueueRef> found = FindQueue(queue);
-    if (!found.ok()) {
-      return Status(found.status().code(),
-                    Quoted("binding", request.name()) + ": " + found.status().message());
-    }
-    options.queues.push_back(*found);
-  }
+  if (request.frames_per_page() != 0) options.frames_per_page = request.frames_per_page();
+  Result<std::vector<QueueRef>> queues = FindQueues(request.name(), request.queues());
+  if (!queues.ok()) return queues.status();
+  options.queues = *std::move(queues);
 
   const Result<std::uint64_t> id = dataplane_.Bind(options);
   if (!id.ok()) return id.status();
@@ -221,20 +229,83 @@ Result<v1::Binding> Manager::Bind(const v1::BindRequest& request) {
                             {"id", *id},
                             {"buffer_bytes", options.buffer_bytes},
                             {"page_bytes", options.page_bytes},
+                            {"frames_per_page", options.frames_per_page},
                             {"queues", options.queues.size()},
                             {"session", Number(*session)}});
   return BindingMessage(*id);
 }
 
+Result<std::vector<QueueRef>> Manager::FindQueues(const std::string& name,
+                                                  const QueueIds& queues) const {
+  if (queues.empty()) {
+    return Status(Code::kInvalidArgument,
+                  Quoted("binding", name) + ": no queues; name at least one");
+  }
+  std::vector<QueueRef> found;
+  for (const v1::QueueId& id : queues) {
+    const Result<QueueRef> queue = FindQueue(id);
+    if (!queue.ok()) {
+      return Status(queue.status().code(),
+                    Quoted("binding", name) + ": " + queue.status().message());
+    }
+    found.push_back(*queue);
+  }
+  return found;
+}
+
+Result<v1::Binding> Manager::AttachQueues(const v1::AttachQueuesRequest& request) {
+  const Result<SessionId> session = FindSession(request.session());
+  if (!session.ok()) return session.status();
+  const Result<std::uint64_t> id = FindBinding(request.name());
+  if (!id.ok()) return id.status();
+  const Result<std::vector<QueueRef>> queues = FindQueues(request.name(), request.queues());
+  if (!queues.ok()) return queues.status();
+  const auto gets = [&](const QueueRef& queue) {
+    return std::find(queues->begin(), queues->end(), queue) != queues->end();
+  };
+  for (const auto& [other, binding] : bindings_) {
+    const Status allowed = CheckOwner("binding", binding.name, binding.owner, *session);
+    if (allowed.ok()) continue;
+    if (other == *id) return allowed;
+    const Result<BindingInfo> info = dataplane_.GetBinding(other);
+    if (!info.ok()) return info.status();
+    if (std::any_of(info->queues.begin(), info->queues.end(), gets)) return allowed;
+  }
+  const Status status = dataplane_.AttachQueues(*id, *queues);
+  if (!status.ok()) return status;
+  for (const v1::QueueId& queue : request.queues()) {
+    LogInfo("queue_attached", {{"binding", request.name()},
+                               {"id", *id},
+                               {"port", queue.port()},
+                               {"queue", queue.queue()}});
+  }
+  return BindingMessage(*id);
+}
+
 Result<v1::Binding> Manager::Unbind(const v1::UnbindRequest& request) {
+  const std::uint32_t timeout_ms = request.drain_timeout_ms();
+  if (timeout_ms > kMaxDrainTimeoutMs) {
+    return Status(Code::kInvalidArgument, Quoted("binding", request.name()) +
+                                              ": drain_timeout_ms is " +
+                                              std::to_string(timeout_ms) + "; use 0.." +
+                                              std::to_string(kMaxDrainTimeoutMs));
+  }
   const Result<SessionId> session = FindSession(request.session());
   if (!session.ok()) return session.status();
   const Result<std::uint64_t> id = FindBinding(request.name());
   if (!id.ok()) return id.status();
   const Status allowed = CheckOwner("binding", request.name(), bindings_[*id].owner, *session);
   if (!allowed.ok()) return allowed;
-  const Status status = BeginDraining(*id);
-  if (!status.ok()) return status;
+  Binding& binding = bindings_[*id];
+  if (!binding.draining || timeout_ms == 0) {
+    const Status status = BeginDraining(*id);
+    if (!status.ok()) return status;
+  }
+  if (timeout_ms != 0) {
+    binding.drain_deadline = now_() + std::chrono::milliseconds(timeout_ms);
+    LogInfo("binding_drain_deadline",
+            {{"binding", request.name()}, {"id", *id}, {"timeout_ms", timeout_ms}});
+  }
   return BindingMessage(*id);
 }
 
@@ -243,7 +314,8 @@ Status Manager::BeginDraining(std::uint64_t id) {
   if (binding.draining) {
     return Status(Code::kFailedPrecondition,
                   Quoted("binding", binding.name) +
-                      " is draining already; it goes when the last page is back");
+                      " is draining already; it goes when the last page is back, or give a "
+                      "drain timeout");
   }
   const Status status = dataplane_.Unbind(id);
   if (!status.ok()) return status;
@@ -294,6 +366,14 @@ Result<v1::Binding> Manager::BindingMessage(std::uint64_t id) {
   message.set_pages(info->pages);
   message.set_pages_free(info->pages_free);
   message.set_owned(binding.owner != SessionId::kNone);
+  message.set_frames_per_page(info->frames_per_page);
+  if (binding.drain_deadline) {
+    using std::chrono::milliseconds;
+    const auto left = std::chrono::ceil<milliseconds>(*binding.drain_deadline - now_());
+    message.set_drain_left_ms(
+        static_cast<std::uint32_t>(std::max<milliseconds::rep>(left.count(), 1)));
+  }
+  message.set_saturated_pages(info->saturated_pages);
   return message;
 }
 
@@ -303,6 +383,14 @@ bool Manager::ReapBindings() {
                        [](const auto& entry) { return entry.second.draining; });
   };
   if (!draining()) return false;
+  for (auto& [id, binding] : bindings_) {
+    if (!binding.drain_deadline || now_() < *binding.drain_deadline) continue;
+    binding.drain_deadline.reset();
+    const Result<std::uint64_t> revoked = dataplane_.Revoke(id);
+    LogFailure(revoked.status());
+    if (!revoked.ok()) continue;
+    LogWarning("binding_revoked", {{"binding", binding.name}, {"id", id}, {"fragments", *revoked}});
+  }
   for (const std::uint64_t id : dataplane_.ReapBindings()) {
     LogInfo("binding_freed", {{"binding", bindings_[id].name}, {"id", id}});
     bindings_.erase(id);
@@ -342,10 +430,19 @@ Result<v1::OpenRxSocketResponse> Manager::OpenRxSocket(const v1::OpenRxSocketReq
   const Result<SessionId> session = FindSession(request.session());
   if (!session.ok()) return session.status();
   if (FindRxSocket(request.name()).ok()) return NameTaken("rx socket", request.name());
+  const auto invalid = [&](const char* field, int value, const char* allowed) {
+    return Status(Code::kInvalidArgument, Quoted("rx socket", request.name()) + ": " + field +
+                                              " is " + std::to_string(value) + "; use 0, " +
+                                              allowed);
+  };
   if (!v1::Content_IsValid(request.content())) {
-    return Status(Code::kInvalidArgument, Quoted("rx socket", request.name()) + ": content is " +
-                                              std::to_string(request.content()) +
-                                              "; use 0, PAYLOAD (1) or FRAME (2)");
+    return invalid("content", request.content(), "PAYLOAD (1) or FRAME (2)");
+  }
+  if (!v1::Outside_IsValid(request.outside())) {
+    return invalid("outside", request.outside(), "COPY (1) or DROP (2)");
+  }
+  if (!v1::Steering_IsValid(request.steering())) {
+    return invalid("steering", request.steering(), "MIGRATE (1) or STRICT (2)");
   }
   Result<std::string> secret = RandomKey();
   if (!secret.ok()) return secret.status();
@@ -355,6 +452,14 @@ Result<v1::OpenRxSocketResponse> Manager::OpenRxSocket(const v1::OpenRxSocketReq
   const bool frame = request.content() == v1::CONTENT_FRAME;
   options.content = frame ? Content::kFrame : Content::kPayload;
   if (request.ring_entries() != 0) options.ring_entries = request.ring_entries();
+  options.max_held_fragments = request.max_held_fragments();
+  for (const std::string& name : request.bindings()) {
+    const Result<std::uint64_t> binding = FindBinding(name);
+    if (!binding.ok()) return binding.status();
+    options.bindings.push_back(*binding);
+  }
+  const bool drop = request.outside() == v1::OUTSIDE_DROP;
+  options.outside = drop ? Outside::kDrop : Outside::kCopy;
   const Result<std::uint64_t> id = dataplane_.OpenRxSocket(options);
   if (!id.ok()) return id.status();
 
@@ -363,6 +468,10 @@ Result<v1::OpenRxSocketResponse> Manager::OpenRxSocket(const v1::OpenRxSocketReq
   rx_socket.owner = *session;
   rx_socket.content = frame ? v1::CONTENT_FRAME : v1::CONTENT_PAYLOAD;
   rx_socket.ring_entries = options.ring_entries;
+  rx_socket.max_held_fragments = options.max_held_fragments;
+  rx_socket.bindings = options.bindings;
+  rx_socket.outside = drop ? v1::OUTSIDE_DROP : v1::OUTSIDE_COPY;
+  if (request.steering() == v1::STEERING_STRICT) rx_socket.steering = v1::STEERING_STRICT;
   rx_socket.secret = *secret;
   LogInfo("rx_socket_opened",
           {{"rx_socket", request.name()}, {"id", *id}, {"session", Number(*session)}});
@@ -385,9 +494,9 @@ Result<v1::CloseRxSocketResponse> Manager::CloseRxSocket(const v1::CloseRxSocket
   return response;
 }
 
-// Rules that name it go, whoever made them; a Receive stream on it finds its end.
+// It goes out of the rules that name it, whoever made them; a Receive stream on it finds its end.
 Result<std::uint64_t> Manager::EndRxSocket(std::uint64_t id) {
-  RemoveFlowsIf([&](const Flow& flow) { return flow.rule.rx_socket == id; });
+  RemoveReceivers([&](std::uint64_t, std::uint64_t rx_socket) { return rx_socket == id; });
   const RxSocket& rx_socket = rx_sockets_[id];
   if (rx_socket.reader) rx_socket.reader->Close();
   const Result<std::uint64_t> reclaimed = dataplane_.CloseRxSocket(id);
@@ -441,8 +550,15 @@ Result<v1::RxSocket> Manager::RxSocketMessage(std::uint64_t id, bool audit) {
   message.set_id(id);
   message.set_content(rx_socket.content);
   message.set_ring_entries(rx_socket.ring_entries);
-  message.set_attached(rx_socket.streaming || rx_socket.attached_to != SessionId::kNone);
+  message.set_attached(rx_socket.attached());
   message.set_owned(rx_socket.owner != SessionId::kNone);
+  message.set_max_held_fragments(rx_socket.max_held_fragments);
+  for (const std::uint64_t binding : rx_socket.bindings) {
+    const auto found = bindings_.find(binding);
+    if (found != bindings_.end()) message.add_bindings(found->second.name);
+  }
+  message.set_outside(rx_socket.outside);
+  message.set_steering(rx_socket.steering);
   v1::RxSocketStatistics& statistics = *message.mutable_statistics();
   statistics.set_messages(info->messages);
   statistics.set_bytes(info->bytes);
@@ -457,6 +573,8 @@ Result<v1::RxSocket> Manager::RxSocketMessage(std::uint64_t id, bool audit) {
   SetCounters(info->refusals, kRefusalNames, *statistics.mutable_refusals());
   statistics.set_copied_messages(info->copied_messages);
   statistics.set_doorbells(info->doorbells);
+  statistics.set_waiting(info->waiting);
+  statistics.set_revoked(info->revoked);
   return message;
 }
 
@@ -485,7 +603,7 @@ Result<Manager::Stream> Manager::BeginStream(const v1::ReceiveRequest& request) 
   const Result<std::uint64_t> id = FindOwnRxSocket(request.rx_socket(), request.session());
   if (!id.ok()) return id.status();
   RxSocket& rx_socket = rx_sockets_[*id];
-  if (rx_socket.streaming || rx_socket.attached_to != SessionId::kNone) {
+  if (rx_socket.attached()) {
     return Status(Code::kFailedPrecondition,
                   Quoted("rx socket", rx_socket.name) +
                       " has an application attached already; wait for its end or open another");
@@ -526,29 +644,71 @@ Result<v1::Flow> Manager::AddFlow(const v1::AddFlowRequest& request) {
     return Status(Code::kInvalidArgument,
                   "priority is " + std::to_string(request.priority()) + "; use -32768..32767");
   }
-  const Result<std::uint64_t> rx_socket = FindOwnRxSocket(request.rx_socket(), request.session());
-  if (!rx_socket.ok()) return rx_socket.status();
-  for (const auto& [id, other] : flows_) {
-    if (other.rule.match == *match && other.rule.priority == request.priority()) {
-      return Status(Code::kAlreadyExists,
-                    "flow rule " + std::to_string(id) +
-                        " has the same match and priority; choose another priority, or update "
-                        "that rule");
-    }
+  const auto receivers = FindReceivers(request.rx_sockets(), request.session());
+  if (!receivers.ok()) return receivers.status();
+  FlowRule rule = {last_flow_ + 1, *match, request.priority(), *receivers};
+  if (request.has_steer_to()) {
+    const Result<QueueRef> steer_to = ResolveSteering(request);
+    if (!steer_to.ok()) return steer_to.status();
+    rule.steer_to = *steer_to;
+  }
+  const auto [same, is_new] = rule_ids_.try_emplace({rule.priority, rule.match}, rule.id);
+  if (!is_new) {
+    return Status(Code::kAlreadyExists,
+                  "flow rule " + std::to_string(same->second) +
+                      " matches the same frames with the same priority; choose another "
+                      "priority, or update that rule");
   }
 
-  const std::uint64_t id = ++last_flow_;
-  Flow& flow = flows_[id];
-  flow.rule = {id, *match, request.priority(), *rx_socket};
-  flow.owner = *session;
-  flow.match = request.match();
-  PublishFlows();
-  LogInfo("flow_added", {{"flow", id},
+  last_flow_ = rule.id;
+  flows_[rule.id] = {*session, request.match()};
+  rules_.push_back(std::move(rule));
+  dataplane_.SetRules(rules_);
+  LogInfo("flow_added", {{"flow", last_flow_},
                          {"match", request.match().ShortDebugString()},
                          {"priority", request.priority()},
-                         {"rx_socket", request.rx_socket()},
+                         {"rx_sockets", Joined(request.rx_sockets())},
                          {"session", Number(*session)}});
-  return FlowMessage(flow, RuleCounters{});
+  // What nobody asked the port for needs no answer of the dataplane's.
+  const FlowRule& added = rules_.back();
+  return added.steer_to ? FlowMessage(added) : FlowMessage(added, RuleInfo());
+}
+
+Result<std::vector<std::uint64_t>> Manager::FindReceivers(const Names& names,
+                                                          const std::string& session_key) const {
+  if (names.empty() || names.size() > static_cast<int>(kMaxFanOut)) {
+    return Status(Code::kInvalidArgument, "rx_sockets has " + std::to_string(names.size()) +
+                                              " names; use 1.." + std::to_string(kMaxFanOut));
+  }
+  std::vector<std::uint64_t> receivers;
+  for (const std::string& name : names) {
+    const Result<std::uint64_t> id = FindOwnRxSocket(name, session_key);
+    if (!id.ok()) return id.status();
+    if (std::find(receivers.begin(), receivers.end(), *id) != receivers.end()) {
+      return Status(Code::kInvalidArgument,
+                    Quoted("rx socket", name) + " is named twice; name each once");
+    }
+    receivers.push_back(*id);
+  }
+  return receivers;
+}
+
+Result<QueueRef> Manager::ResolveSteering(const v1::AddFlowRequest& request) const {
+  const Result<QueueRef> queue = FindQueue(request.steer_to());
+  if (!queue.ok()) return Status(queue.status().code(), "steer_to: " + queue.status().message());
+  const v1::Match& match = request.match();
+  if (match.has_queue()) {
+    return Status(Code::kInvalidArgument,
+                  "steer_to is set, and match.queue as well; leave out match.queue, since the "
+                  "rule would only match where frames are before they are steered");
+  }
+  if (!match.port().empty() && match.port() != request.steer_to().port()) {
+    return Status(Code::kInvalidArgument, "steer_to is a queue of " +
+                                              Quoted("port", request.steer_to().port()) +
+                                              ", but match.port is '" + match.port() +
+                                              "'; name the same port, or leave out match.port");
+  }
+  return *queue;
 }
 
 Result<FlowMatch> Manager::ResolveMatch(const v1::Match& match) const {
@@ -568,74 +728,105 @@ Result<FlowMatch> Manager::ResolveMatch(const v1::Match& match) const {
   return parsed;
 }
 
-Result<v1::Flow> Manager::UpdateFlow(const v1::UpdateFlowRequest& request) {
-  const Result<SessionId> session = FindSession(request.session());
-  if (!session.ok()) return session.status();
-  const std::string name = std::to_string(request.id());
-  const auto found = flows_.find(request.id());
-  if (found == flows_.end()) return NotFound("flow rule", name);
-  Flow& flow = found->second;
-  const Status allowed = CheckOwner("flow rule", name, flow.owner, *session);
-  if (!allowed.ok()) return allowed;
-  const Result<std::uint64_t> rx_socket = FindOwnRxSocket(request.rx_socket(), request.session());
-  if (!rx_socket.ok()) return rx_socket.status();
-
-  flow.rule.rx_socket = *rx_socket;
-  PublishFlows();
-  LogInfo("flow_updated", {{"flow", request.id()}, {"rx_socket", request.rx_socket()}});
-  for (const auto& [id, counters] : dataplane_.GetRules()) {
-    if (id == request.id()) return FlowMessage(flow, counters);
-  }
-  return FlowMessage(flow, RuleCounters{});
+FlowRule& Manager::Rule(std::uint64_t id) {
+  return *std::lower_bound(
+      rules_.begin(), rules_.end(), id,
+      [](const FlowRule& rule, std::uint64_t wanted) { return rule.id < wanted; });
 }
 
-Result<v1::DeleteFlowResponse> Manager::DeleteFlow(const v1::DeleteFlowRequest& request) {
-  const Result<SessionId> session = FindSession(request.session());
+Result<FlowRule*> Manager::FindChangeableRule(std::uint64_t id, const std::string& session_key,
+                                              bool force) {
+  const Result<SessionId> session = FindSession(session_key);
   if (!session.ok()) return session.status();
-  const std::string name = std::to_string(request.id());
-  const auto found = flows_.find(request.id());
+  const std::string name = std::to_string(id);
+  const auto found = flows_.find(id);
   if (found == flows_.end()) return NotFound("flow rule", name);
   const Status allowed = CheckOwner("flow rule", name, found->second.owner, *session);
   if (!allowed.ok()) return allowed;
-  RemoveFlowsIf([&](const Flow& flow) { return flow.rule.id == request.id(); });
+  FlowRule& rule = Rule(id);
+  for (const std::uint64_t receiver : rule.rx_sockets) {
+    const RxSocket& rx_socket = rx_sockets_.at(receiver);
+    if (force || rx_socket.steering != v1::STEERING_STRICT || !rx_socket.attached()) continue;
+    return Status(Code::kFailedPrecondition,
+                  Quoted("flow rule", name) + " delivers to " +
+                      Quoted("rx socket", rx_socket.name) +
+                      ", which is STRICT and has an application attached; `force` overrides");
+  }
+  return &rule;
+}
+
+Result<v1::Flow> Manager::UpdateFlow(const v1::UpdateFlowRequest& request) {
+  const Result<FlowRule*> rule =
+      FindChangeableRule(request.id(), request.session(), request.force());
+  if (!rule.ok()) return rule.status();
+  auto receivers = FindReceivers(request.rx_sockets(), request.session());
+  if (!receivers.ok()) return receivers.status();
+  (*rule)->rx_sockets = *std::move(receivers);
+  dataplane_.SetRules(rules_);
+  LogInfo("flow_updated", {{"flow", request.id()}, {"rx_sockets", Joined(request.rx_sockets())}});
+  return FlowMessage(**rule);
+}
+
+Result<v1::DeleteFlowResponse> Manager::DeleteFlow(const v1::DeleteFlowRequest& request) {
+  const Status changeable =
+      FindChangeableRule(request.id(), request.session(), request.force()).status();
+  if (!changeable.ok()) return changeable;
+  RemoveReceivers([&](std::uint64_t rule, std::uint64_t) { return rule == request.id(); });
   return v1::DeleteFlowResponse();
 }
 
 Result<v1::ListFlowsResponse> Manager::ListFlows() {
   v1::ListFlowsResponse response;
-  for (const auto& [id, counters] : dataplane_.GetRules()) {
-    *response.add_flows() = FlowMessage(flows_.at(id), counters);
+  for (const RuleInfo& info : dataplane_.GetRules()) {
+    *response.add_flows() = FlowMessage(Rule(info.id), info);
   }
   return response;
 }
 
-v1::Flow Manager::FlowMessage(const Flow& flow, const RuleCounters& counters) const {
+v1::Flow Manager::FlowMessage(const FlowRule& rule) {
+  for (const RuleInfo& info : dataplane_.GetRules()) {
+    if (info.id == rule.id) return FlowMessage(rule, info);
+  }
+  return FlowMessage(rule, RuleInfo());
+}
+
+v1::Flow Manager::FlowMessage(const FlowRule& rule, const RuleInfo& info) const {
+  const Flow& flow = flows_.at(rule.id);
   v1::Flow message;
-  message.set_id(flow.rule.id);
+  message.set_id(rule.id);
   *message.mutable_match() = flow.match;
-  message.set_rx_socket(rx_sockets_.at(flow.rule.rx_socket).name);
-  message.set_priority(flow.rule.priority);
+  for (const std::uint64_t id : rule.rx_sockets) message.add_rx_sockets(rx_sockets_.at(id).name);
+  message.set_priority(rule.priority);
   message.set_owned(flow.owner != SessionId::kNone);
-  message.set_packets(counters.packets);
-  message.set_bytes(counters.bytes);
+  message.set_packets(info.packets);
+  message.set_bytes(info.bytes);
+  message.set_drops(info.drops);
+  message.set_copied(info.copied);
+  if (rule.steer_to) {
+    message.mutable_steer_to()->set_port(ports_[rule.steer_to->port].name);
+    message.mutable_steer_to()->set_queue(rule.steer_to->queue);
+  }
+  message.set_placement(info.in_hardware ? v1::PLACEMENT_HARDWARE : v1::PLACEMENT_SOFTWARE);
+  message.set_placement_reason(info.placement_reason);
   return message;
 }
 
-template <typename Predicate>
-void Manager::RemoveFlowsIf(Predicate predicate) {
-  const std::size_t removed = std::erase_if(flows_, [&](const auto& entry) {
-    if (!predicate(entry.second)) return false;
-    LogInfo("flow_deleted", {{"flow", entry.first}});
+template <typename Ends>
+void Manager::RemoveReceivers(Ends ends) {
+  std::size_t removed = 0;
+  for (FlowRule& rule : rules_) {
+    removed += std::erase_if(rule.rx_sockets,
+                             [&](std::uint64_t rx_socket) { return ends(rule.id, rx_socket); });
+  }
+  if (removed == 0) return;
+  std::erase_if(rules_, [&](const FlowRule& rule) {
+    if (!rule.rx_sockets.empty()) return false;
+    flows_.erase(rule.id);
+    rule_ids_.erase({rule.priority, rule.match});
+    LogInfo("flow_deleted", {{"flow", rule.id}});
     return true;
   });
-  if (removed > 0) PublishFlows();
-}
-
-void Manager::PublishFlows() {
-  std::vector<FlowRule> rules;
-  rules.reserve(flows_.size());
-  for (const auto& [id, flow] : flows_) rules.push_back(flow.rule);
-  dataplane_.SetRules(rules);
+  dataplane_.SetRules(rules_);
 }
 
 // -- tokens -----------------------------------------------------------------------------------
@@ -664,8 +855,8 @@ void Manager::EndSession(SessionId session) {
   const auto ends = [&](const RxSocket& rx_socket) {
     return rx_socket.owner == session || rx_socket.attached_to == session;
   };
-  RemoveFlowsIf([&](const Flow& flow) {
-    return flow.owner == session || ends(rx_sockets_.at(flow.rule.rx_socket));
+  RemoveReceivers([&](std::uint64_t rule, std::uint64_t rx_socket) {
+    return flows_.at(rule).owner == session || ends(rx_sockets_.at(rx_socket));
   });
   std::vector<std::uint64_t> ended;
   for (const auto& [id, rx_socket] : rx_sockets_) {

@@ -8,12 +8,15 @@
 // Thread-safety: the control thread only. LocalReaders are shared with Receive streams.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "control/local_reader.h"
@@ -34,8 +37,11 @@ inline constexpr std::size_t kMaxSessions = 1024;
 
 class Manager {
  public:
+  using Clock = std::chrono::steady_clock;
+
   // `dataplane` outlives the manager.
-  explicit Manager(Dataplane& dataplane) : dataplane_(dataplane) {}
+  explicit Manager(Dataplane& dataplane, std::function<Clock::time_point()> now = Clock::now)
+      : dataplane_(dataplane), now_(std::move(now)) {}
 
   // -- ports --------------------------------------------------------------------------------
   // Errors: kAlreadyExists, and those of Dataplane::OpenPort
@@ -45,10 +51,12 @@ class Manager {
 
   // -- bindings -----------------------------------------------------------------------------
   Result<v1::Binding> Bind(const v1::BindRequest& request);
+  Result<v1::Binding> AttachQueues(const v1::AttachQueuesRequest& request);
   Result<v1::Binding> Unbind(const v1::UnbindRequest& request);
   Result<v1::Binding> GetBinding(const v1::GetBindingRequest& request);
   Result<v1::ListBindingsResponse> ListBindings();
-  // Forgets the bindings that have drained. True while some still drain.
+  // Revokes what draining bindings have lent past their deadline, and forgets the bindings that
+  // have drained. True while some still drain.
   bool ReapBindings();
   // Errors: kNotFound
   Result<BufferView> GetBuffer(std::uint64_t binding);
@@ -119,19 +127,25 @@ class Manager {
     std::string name;
     SessionId owner = SessionId::kNone;
     bool draining = false;
+    std::optional<Clock::time_point> drain_deadline = {};
   };
   struct RxSocket {
     std::string name;
     SessionId owner = SessionId::kNone;
     v1::Content content = v1::CONTENT_PAYLOAD;
     std::uint32_t ring_entries = 0;
+    std::uint32_t max_held_fragments = 0;
+    std::vector<std::uint64_t> bindings;  // ids, also of those that are gone
+    v1::Outside outside = v1::OUTSIDE_COPY;
+    v1::Steering steering = v1::STEERING_MIGRATE;
     std::string secret;                        // empty once it is used up
     SessionId attached_to = SessionId::kNone;  // the application that reads it
     bool streaming = false;                    // a Receive stream reads it
     std::shared_ptr<LocalReader> reader;       // from the first stream on
+
+    bool attached() const { return streaming || attached_to != SessionId::kNone; }
   };
   struct Flow {
-    FlowRule rule;
     SessionId owner = SessionId::kNone;
     v1::Match match;  // as it was given
   };
@@ -139,27 +153,45 @@ class Manager {
   Result<SessionId> FindSession(const std::string& key) const;
   Result<std::uint32_t> FindPort(const std::string& name) const;
   Result<QueueRef> FindQueue(const v1::QueueId& queue) const;
+  using QueueIds = google::protobuf::RepeatedPtrField<v1::QueueId>;
+  // Of a request about a binding; `name` is the binding's, for messages.
+  Result<std::vector<QueueRef>> FindQueues(const std::string& name, const QueueIds& queues) const;
   Result<std::uint64_t> FindBinding(const std::string& name) const;
   Result<std::uint64_t> FindRxSocket(const std::string& name) const;
+  using Names = google::protobuf::RepeatedPtrField<std::string>;
+  // What a rule is to deliver to: ids.
+  Result<std::vector<std::uint64_t>> FindReceivers(const Names& names,
+                                                   const std::string& session_key) const;
+  // The rule `id`, if the session with this key may change it and no STRICT rx socket objects.
+  Result<FlowRule*> FindChangeableRule(std::uint64_t id, const std::string& session_key,
+                                       bool force);
   Result<FlowMatch> ResolveMatch(const v1::Match& match) const;
+  Result<QueueRef> ResolveSteering(const v1::AddFlowRequest& request) const;
+  FlowRule& Rule(std::uint64_t id);  // precondition: there is one
 
   v1::Port PortMessage(std::uint32_t port);
   Result<v1::Binding> BindingMessage(std::uint64_t id);
   Result<v1::RxSocket> RxSocketMessage(std::uint64_t id, bool audit);
-  v1::Flow FlowMessage(const Flow& flow, const RuleCounters& counters) const;
+  // With what the dataplane knows of the rule.
+  v1::Flow FlowMessage(const FlowRule& rule);
+  v1::Flow FlowMessage(const FlowRule& rule, const RuleInfo& info) const;
 
   Status BeginDraining(std::uint64_t id);
   Result<std::uint64_t> EndRxSocket(std::uint64_t id);
-  template <typename Predicate>
-  void RemoveFlowsIf(Predicate predicate);
-  void PublishFlows();
+  // Takes the rx sockets for which `ends(rule id, rx socket id)` out of all rules. A rule goes
+  // with its last one.
+  template <typename Ends>
+  void RemoveReceivers(Ends ends);
 
   Dataplane& dataplane_;
+  const std::function<Clock::time_point()> now_;
   std::vector<Port> ports_;
   std::map<std::uint64_t, Binding> bindings_;     // by id, as the dataplane gave it
   std::map<std::uint64_t, RxSocket> rx_sockets_;  // the same
-  std::map<std::uint64_t, Flow> flows_;           // by id
-  std::map<SessionId, std::string> sessions_;     // key of each
+  std::vector<FlowRule> rules_;                   // as published, in the order of their ids
+  std::map<std::uint64_t, Flow> flows_;           // by id, what else there is to a rule
+  std::map<std::pair<std::int32_t, FlowMatch>, std::uint64_t> rule_ids_;  // by priority, match
+  std::map<SessionId, std::string> sessions_;                             // key of each
   std::uint64_t last_flow_ = 0;
   std::uint64_t last_session_ = 0;
 };

@@ -105,6 +105,8 @@ Result<FlowMatch> ParseMatch(const v1::Match& match) {
   }
   parsed.source = *source;
   parsed.destination = *destination;
+  if (source->family == IpFamily::kNone) parsed.source.family = destination->family;
+  if (destination->family == IpFamily::kNone) parsed.destination.family = source->family;
 
   if (match.has_protocol()) {
     if (match.protocol() > std::numeric_limits<std::uint8_t>::max()) {

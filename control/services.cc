@@ -108,6 +108,7 @@ class BindingsService final : public v1::Bindings::Service {
  public:
   explicit BindingsService(Daemon daemon) : daemon_(daemon) {}
   RXTOKEN_HANDLER(Bind, Binding)
+  RXTOKEN_HANDLER(AttachQueues, Binding)
   RXTOKEN_HANDLER(Unbind, Binding)
   RXTOKEN_HANDLER(GetBinding, Binding)
   RXTOKEN_LIST_HANDLER(ListBindings)

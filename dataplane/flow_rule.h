@@ -22,10 +22,11 @@ struct IpPrefix {
   std::uint8_t length = 0;            // bits, 0..32 or 0..128
   std::array<std::uint8_t, 16> address = {};
 
-  friend bool operator==(const IpPrefix&, const IpPrefix&) = default;
+  friend auto operator<=>(const IpPrefix&, const IpPrefix&) = default;
 };
 
-// Fields that are not set match everything.
+// Fields that are not set match everything. If one prefix has a family, so has the other: then
+// two matches are equal exactly if they are for the same frames.
 struct FlowMatch {
   std::optional<std::uint32_t> port = {};   // index of a port
   std::optional<std::uint32_t> queue = {};  // only together with port
@@ -36,7 +37,7 @@ struct FlowMatch {
   std::optional<std::uint16_t> source_port = {};  // host order; only with protocol TCP or UDP
   std::optional<std::uint16_t> destination_port = {};
 
-  friend bool operator==(const FlowMatch&, const FlowMatch&) = default;
+  friend auto operator<=>(const FlowMatch&, const FlowMatch&) = default;
 };
 
 struct QueueRef {

@@ -31,13 +31,16 @@ bindings:
   - name: b0
     buffer_bytes: 64MiB
     page_bytes: 16KiB
+    frames_per_page: 4
     memory: plain
     queues: [{port: p0, queue: 1}]
 rx_sockets:
-  - {name: s0, content: frame, ring_entries: 64}
+  - {name: s0, content: frame, ring_entries: 64, max_held_fragments: 100, bindings: [b0],
+     outside: drop, steering: strict}
 flows:
-  - rx_socket: s0
+  - rx_sockets: [s0, s1]
     priority: -5
+    steer_to: {port: p0, queue: 2}
     match: {port: p0, queue: 1, vlan: 7, source: 10.0.0.0/8, destination: 10.0.0.1,
             protocol: 17, source_port: 1, destination_port: 65535}
 )");
@@ -60,13 +63,21 @@ flows:
   EXPECT_EQ(binding.buffer_bytes(), 64u << 20);
   EXPECT_EQ(binding.page_bytes(), 16384u);
   EXPECT_EQ(binding.memory(), v1::MEMORY_PLAIN);
+  EXPECT_EQ(binding.frames_per_page(), 4u);
   EXPECT_EQ(binding.queues(0).queue(), 1u);
 
   ASSERT_EQ(config->rx_sockets.size(), 1u);
-  EXPECT_EQ(config->rx_sockets[0].request.content(), v1::CONTENT_FRAME);
+  const v1::OpenRxSocketRequest& rx_socket = config->rx_sockets[0].request;
+  EXPECT_EQ(rx_socket.content(), v1::CONTENT_FRAME);
+  EXPECT_EQ(rx_socket.max_held_fragments(), 100u);
+  EXPECT_THAT(rx_socket.bindings(), ElementsAre("b0"));
+  EXPECT_EQ(rx_socket.outside(), v1::OUTSIDE_DROP);
+  EXPECT_EQ(rx_socket.steering(), v1::STEERING_STRICT);
 
   ASSERT_EQ(config->flows.size(), 1u);
   const v1::AddFlowRequest& flow = config->flows[0].request;
+  EXPECT_THAT(flow.rx_sockets(), ElementsAre("s0", "s1"));
+  EXPECT_EQ(flow.steer_to().queue(), 2u);
   EXPECT_EQ(flow.priority(), -5);
   EXPECT_EQ(flow.match().source(), "10.0.0.0/8");
   EXPECT_EQ(flow.match().destination_port(), 65535u);
@@ -94,7 +105,7 @@ TEST(Config, ErrorsNameFileLineKeyValueAndWhatIsAllowed) {
   EXPECT_THAT(Error("\nports: {}"), StrEq("f.yaml:2: ports: wrong type; use a list"));
   EXPECT_THAT(Error("rx_sockets: [{name: a, rings: 4}]"),
               StrEq("f.yaml:1: rx_sockets[0].rings: unknown key; use name, content, "
-                    "ring_entries"));
+                    "ring_entries, max_held_fragments, bindings, outside, steering"));
   EXPECT_THAT(Error("poll: busy\npoll: busy"), StrEq("f.yaml:2: poll: given twice"));
   EXPECT_THAT(Error("ports:\n  - name: p0"), StrEq("f.yaml:2: ports[0]: device is missing"));
 }
@@ -121,12 +132,36 @@ TEST(Config, ValuesOutOfRangeAreRefused) {
         "bindings: [{name: b, buffer_bytes: 9223372036854775807GiB, queues: []}]",
         "bindings: [{name: b, buffer_bytes: -1, queues: []}]",
         "rx_sockets: [{name: s, ring_entries: 65537}]",
-        "flows: [{rx_socket: s, match: {vlan: 4095}}]",
-        "flows: [{rx_socket: s, match: {}, priority: 32768}]",
+        "bindings: [{name: b, buffer_bytes: 1MiB, frames_per_page: 0, queues: []}]",
+        "rx_sockets: [{name: s, outside: keep}]",
+        "rx_sockets: [{name: s, steering: loose}]",
+        "flows: [{rx_sockets: [s], match: {vlan: 4095}}]",
+        "flows: [{rx_sockets: [s], match: {}, priority: 32768}]",
+        "flows: [{rx_sockets: s, match: {}}]",
         "just text",
         "a: [",
         "[]"}) {
     EXPECT_THAT(Error(text), testing::StartsWith("f.yaml:1")) << text;
+  }
+}
+
+TEST(Config, ASecondDocumentIsRefused) {
+  EXPECT_THAT(Error("poll: busy\n---\npoll: adaptive\n"), testing::HasSubstr("2 YAML documents"));
+  EXPECT_TRUE(ParseConfig("f.yaml", "---\npoll: busy\n...\n").ok());
+}
+
+TEST(Config, WhatIsNotATextInUtf8IsRefused) {
+  using std::string_literals::operator""s;
+  for (const std::string& bytes :
+       {"\0"s, "\x7F"s, "\x80"s, "\xC1\xBF"s, "\xC3"s, "\xC3 "s, "\xE0\x9F\xBF"s, "\xED\xA0\x80"s,
+        "\xF0\x8F\xBF\xBF"s, "\xF4\x90\x80\x80"s, "\xF8\x88\x80\x80\x80"s, "\x1B[0m"s,
+        "\x7F\x45LF\2\1\1\0\0"s}) {
+    EXPECT_THAT(Error("poll: busy\n# " + bytes), StrEq("f.yaml:2: not a text in UTF-8"));
+    EXPECT_FALSE(ParsePortFlag("p0=" + bytes).ok());
+  }
+  for (const std::string& text : {"\xC3\xA9"s, "\xE2\x82\xAC"s, "\xF0\x9F\x98\x80"s, "\t\r"s}) {
+    EXPECT_TRUE(ParseConfig("f.yaml", "poll: busy # " + text + "\n").ok()) << text;
+    EXPECT_TRUE(ParsePortFlag("p0=" + text).ok());
   }
 }
 

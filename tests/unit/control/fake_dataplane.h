@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -25,6 +26,9 @@ namespace rxtoken {
 
 class FakeDataplane : public Dataplane {
  public:
+  // The one that rules are steered to in hardware.
+  static constexpr std::uint32_t kHardwareQueue = 3;
+
   struct Memory : Holdable {
     explicit Memory(std::size_t size) : fd(memfd_create("fake", MFD_CLOEXEC)), bytes(size) {
       EXPECT_EQ(ftruncate(fd.get(), static_cast<off_t>(size)), 0);
@@ -60,6 +64,9 @@ class FakeDataplane : public Dataplane {
     PortInfo info;
     info.device = ports_[port].device;
     info.queues.resize(ports_[port].queues);
+    if (!ports_[port].exception_tap.empty()) {
+      info.exception_path = ExceptionPathInfo{ports_[port].exception_tap, 1, 2, 3, 4};
+    }
     return info;
   }
 
@@ -70,6 +77,20 @@ class FakeDataplane : public Dataplane {
     buffer.memory = Held(std::make_unique<Memory>(options.buffer_bytes));
     buffer.data = buffer.memory->data;
     return id;
+  }
+  Status AttachQueues(std::uint64_t binding, std::span<const QueueRef> queues) override {
+    for (auto& [id, buffer] : buffers) {
+      std::erase_if(buffer.options.queues, [&](const QueueRef& queue) {
+        return std::find(queues.begin(), queues.end(), queue) != queues.end();
+      });
+    }
+    std::vector<QueueRef>& own = buffers.at(binding).options.queues;
+    own.insert(own.end(), queues.begin(), queues.end());
+    return Status();
+  }
+  Result<std::uint64_t> Revoke(std::uint64_t binding) override {
+    calls.push_back("Revoke " + buffers.at(binding).options.name);
+    return 9;
   }
   Status Unbind(std::uint64_t binding) override {
     buffers.at(binding).draining = true;
@@ -91,6 +112,8 @@ class FakeDataplane : public Dataplane {
     info.buffer_bytes = buffers.at(binding).options.buffer_bytes;
     info.page_bytes = buffers.at(binding).options.page_bytes;
     if (!info.draining) info.queues = buffers.at(binding).options.queues;
+    info.frames_per_page = buffers.at(binding).options.frames_per_page;
+    info.saturated_pages = 11;
     return info;
   }
   Result<BufferView> GetBuffer(std::uint64_t binding) override {
@@ -132,7 +155,9 @@ class FakeDataplane : public Dataplane {
     return Status();
   }
   Result<std::uint64_t> CloseRxSocket(std::uint64_t rx_socket) override {
-    for (const FlowRule& rule : rules) EXPECT_NE(rule.rx_socket, rx_socket);
+    for (const FlowRule& rule : rules) {
+      EXPECT_EQ(std::count(rule.rx_sockets.begin(), rule.rx_sockets.end(), rx_socket), 0);
+    }
     calls.push_back("CloseRxSocket " + sockets.at(rx_socket).options.name);
     sockets.erase(rx_socket);
     return 7;
@@ -141,6 +166,8 @@ class FakeDataplane : public Dataplane {
   Result<RxSocketInfo> GetRxSocket(std::uint64_t, bool audit) override {
     RxSocketInfo info;
     if (audit) info.audited_outstanding = 3;
+    info.waiting = 4;
+    info.revoked = 5;
     return info;
   }
 
@@ -149,10 +176,18 @@ class FakeDataplane : public Dataplane {
     calls.push_back("SetRules " + std::to_string(next.size()));
   }
   // Newest first, so that a test can tell this order from that of the ids.
-  std::vector<std::pair<std::uint64_t, RuleCounters>> GetRules() override {
-    std::vector<std::pair<std::uint64_t, RuleCounters>> list;
+  std::vector<RuleInfo> GetRules() override {
+    std::vector<RuleInfo> list;
     for (auto rule = rules.rbegin(); rule != rules.rend(); ++rule) {
-      list.push_back({rule->id, {rule->id * 10, rule->id * 100}});
+      RuleInfo info;
+      info.id = rule->id;
+      info.packets = rule->id * 10;
+      info.bytes = rule->id * 100;
+      info.drops = rule->id * 1000;
+      info.copied = rule->id * 10000;
+      if (rule->steer_to) info.in_hardware = rule->steer_to->queue == kHardwareQueue;
+      if (rule->steer_to && !info.in_hardware) info.placement_reason = "not that queue";
+      list.push_back(std::move(info));
     }
     return list;
   }

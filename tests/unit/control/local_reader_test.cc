@@ -105,6 +105,38 @@ TEST_F(LocalReaderTest, HeldTokensAreNotReturned) {
   EXPECT_THAT(dataplane_.DrainReturns(rx_socket_), ElementsAre(2));
 }
 
+TEST_F(LocalReaderTest, RevokedTokensAreNotReturned) {
+  MapSlot();
+  dataplane_.MapSlot(rx_socket_, 1, binding_);
+  dataplane_.Lend(rx_socket_, binding_, 3, 0, "revoked");
+  dataplane_.Lend(rx_socket_, binding_, 1u << 27 | 4, 0, "kept");
+  Descriptor revoked = {};
+  revoked.kind = DescriptorKind::kRevoked;
+  revoked.binding = static_cast<std::uint32_t>(binding_);
+  dataplane_.Publish(rx_socket_, revoked);
+  Read();
+  EXPECT_EQ(batch_.messages_size(), 2);
+  reader_->Settle(true);
+  EXPECT_THAT(dataplane_.DrainReturns(rx_socket_), ElementsAre(1u << 27 | 4));
+}
+
+TEST_F(LocalReaderTest, TokensThatFoundNoRoomBeforeTheyWereRevokedAreNotReturned) {
+  MapSlot();
+  for (int round = 0; round < 2; round++) {
+    for (std::uint32_t i = 0; i < 40; i++) dataplane_.Lend(rx_socket_, binding_, i, 0, "x");
+    Read();
+    reader_->Settle(true);
+  }
+  Descriptor revoked = {};
+  revoked.kind = DescriptorKind::kRevoked;
+  dataplane_.Publish(rx_socket_, revoked);
+  Read();
+  EXPECT_EQ(dataplane_.DrainReturns(rx_socket_).size(), 64u);
+  Read();
+  EXPECT_THAT(dataplane_.DrainReturns(rx_socket_), IsEmpty());
+  EXPECT_THAT(reader_->TakeUnreturned(), IsEmpty());
+}
+
 TEST_F(LocalReaderTest, WhatFindsTheReturnRingFullIsReturnedLater) {
   MapSlot();
   for (int round = 0; round < 2; round++) {

@@ -35,11 +35,23 @@ class ManagerTest : public testing::Test {
     request.mutable_queues(0)->set_queue(queue);
     return manager_.Bind(request);
   }
-  Result<v1::Binding> Unbind(const std::string& name, const std::string& session = "") {
+  Result<v1::Binding> Unbind(const std::string& name, const std::string& session = "",
+                             std::uint32_t drain_timeout_ms = 0) {
     v1::UnbindRequest request;
     request.set_name(name);
     request.set_session(session);
+    request.set_drain_timeout_ms(drain_timeout_ms);
     return manager_.Unbind(request);
+  }
+
+  Result<v1::Binding> AttachQueue(const std::string& name, std::uint32_t queue,
+                                  const std::string& session = "") {
+    v1::AttachQueuesRequest request;
+    request.set_name(name);
+    request.set_session(session);
+    request.add_queues()->set_port("p0");
+    request.mutable_queues(0)->set_queue(queue);
+    return manager_.AttachQueues(request);
   }
 
   Result<v1::OpenRxSocketResponse> Open(const std::string& name, const std::string& session = "") {
@@ -71,14 +83,35 @@ class ManagerTest : public testing::Test {
                        const std::string& session = "", int priority = 0) {
     v1::AddFlowRequest request;
     request.mutable_match()->set_vlan(vlan);
-    request.set_rx_socket(rx_socket);
+    request.add_rx_sockets(rx_socket);
     request.set_priority(priority);
     request.set_session(session);
     return manager_.AddFlow(request);
   }
 
+  Result<v1::Flow> AddTo(const std::vector<std::string>& rx_sockets, std::uint32_t vlan,
+                         const std::string& session = "") {
+    v1::AddFlowRequest request;
+    request.mutable_match()->set_vlan(vlan);
+    request.mutable_rx_sockets()->Assign(rx_sockets.begin(), rx_sockets.end());
+    request.set_session(session);
+    return manager_.AddFlow(request);
+  }
+  // A STRICT rx socket with an application attached, over the session `owner`.
+  void OpenStrict(const std::string& name, const Manager::Session& owner) {
+    v1::OpenRxSocketRequest request;
+    request.set_name(name);
+    request.set_session(owner.key);
+    request.set_steering(v1::STEERING_STRICT);
+    ASSERT_EQ(AttachCode(owner.id, manager_.OpenRxSocket(request)->attach_secret()), Code::kOk);
+  }
+  std::vector<std::uint64_t> Receivers(std::size_t rule) const {
+    return dataplane_.rules.at(rule).rx_sockets;
+  }
+
+  Manager::Clock::time_point now_ = Manager::Clock::time_point(std::chrono::hours(1));
   FakeDataplane dataplane_;
-  Manager manager_{dataplane_};
+  Manager manager_{dataplane_, [this] { return now_; }};
 };
 
 TEST_F(ManagerTest, NamesKeepToTheirSyntax) {
@@ -119,6 +152,142 @@ TEST_F(ManagerTest, ABindingDrainsUntilItIsReaped) {
   EXPECT_FALSE(manager_.ReapBindings());
   EXPECT_EQ(manager_.ListBindings()->bindings_size(), 0);
   EXPECT_TRUE(Bind("b", 0).ok());
+}
+
+TEST_F(ManagerTest, WhatIsStillHeldAtTheDrainDeadlineIsRevoked) {
+  using std::chrono::milliseconds;
+  const std::uint64_t id = Bind("b", 0)->id();
+  EXPECT_EQ(Unbind("b", "", 100)->drain_left_ms(), 100u);
+  now_ += milliseconds(99);
+  EXPECT_TRUE(manager_.ReapBindings());
+  EXPECT_EQ(manager_.ListBindings()->bindings(0).drain_left_ms(), 1u);
+  EXPECT_THAT(dataplane_.calls, ElementsAre("Unbind b"));
+  now_ += milliseconds(1);
+  EXPECT_TRUE(manager_.ReapBindings());
+  EXPECT_TRUE(manager_.ReapBindings());
+  EXPECT_THAT(dataplane_.calls, ElementsAre("Unbind b", "Revoke b"));
+  EXPECT_FALSE(manager_.ListBindings()->bindings(0).has_drain_left_ms());
+  dataplane_.drained.insert(id);
+  EXPECT_FALSE(manager_.ReapBindings());
+}
+
+TEST_F(ManagerTest, ASecondUnbindSetsAnotherDrainTimeout) {
+  using std::chrono::milliseconds;
+  ASSERT_TRUE(Bind("b", 0).ok());
+  EXPECT_FALSE(Unbind("b")->has_drain_left_ms());
+  EXPECT_EQ(Unbind("b", "", 1000)->drain_left_ms(), 1000u);
+  EXPECT_EQ(Unbind("b", "", 2000)->drain_left_ms(), 2000u);
+  EXPECT_EQ(Unbind("b").status().code(), Code::kFailedPrecondition);
+  now_ += milliseconds(1000);
+  EXPECT_TRUE(manager_.ReapBindings());
+  EXPECT_THAT(dataplane_.calls, ElementsAre("Unbind b"));
+}
+
+TEST_F(ManagerTest, ADrainTimeoutHasALimit) {
+  ASSERT_TRUE(Bind("b", 0).ok());
+  EXPECT_EQ(Unbind("b", "", 3'600'001).status().code(), Code::kInvalidArgument);
+  EXPECT_TRUE(dataplane_.calls.empty());
+  EXPECT_EQ(Unbind("b", "", 3'600'000)->drain_left_ms(), 3'600'000u);
+}
+
+TEST_F(ManagerTest, AQueueMovesToAnotherBinding) {
+  ASSERT_TRUE(Bind("a", 0).ok());
+  ASSERT_TRUE(Bind("b", 1).ok());
+  EXPECT_EQ(AttachQueue("b", 0)->queues_size(), 2);
+  EXPECT_EQ(AttachQueue("b", 2)->queues_size(), 3);
+  EXPECT_EQ(manager_.ListBindings()->bindings(0).queues_size(), 0);
+  EXPECT_EQ(AttachQueue("b", 4).status().code(), Code::kNotFound);
+  EXPECT_EQ(AttachQueue("c", 0).status().code(), Code::kNotFound);
+  v1::AttachQueuesRequest none;
+  none.set_name("b");
+  EXPECT_EQ(manager_.AttachQueues(none).status().code(), Code::kInvalidArgument);
+}
+
+TEST_F(ManagerTest, QueuesAreTakenFromOwnBindingsAndFromNobodys) {
+  const auto owner = NewSession();
+  const auto other = NewSession();
+  ASSERT_TRUE(Bind("mine", 0, owner.key).ok());
+  ASSERT_TRUE(Bind("mine2", 1, owner.key).ok());
+  ASSERT_TRUE(Bind("theirs", 2, other.key).ok());
+  ASSERT_TRUE(Bind("nobodys", 3).ok());
+  EXPECT_TRUE(AttachQueue("mine", 1, owner.key).ok());
+  EXPECT_TRUE(AttachQueue("mine", 3, owner.key).ok());
+  const Status taken = AttachQueue("mine", 2, owner.key).status();
+  EXPECT_EQ(taken.code(), Code::kPermissionDenied);
+  EXPECT_THAT(taken.message(), HasSubstr("'theirs'"));
+  EXPECT_EQ(AttachQueue("mine", 3, other.key).status().code(), Code::kPermissionDenied);
+  EXPECT_EQ(AttachQueue("nobodys", 0).status().code(), Code::kPermissionDenied);
+}
+
+TEST_F(ManagerTest, ABindingSaysHowManyFramesAPageCarries) {
+  EXPECT_EQ(Bind("a", 0)->frames_per_page(), 1u);
+  v1::BindRequest request;
+  request.set_name("b");
+  request.set_buffer_bytes(1 << 20);
+  request.set_frames_per_page(2);
+  request.add_queues()->set_port("p0");
+  EXPECT_EQ(manager_.Bind(request)->frames_per_page(), 2u);
+  EXPECT_EQ(manager_.ListBindings()->bindings(1).saturated_pages(), 11u);
+}
+
+TEST_F(ManagerTest, TheExceptionPathOfAPortIsShown) {
+  ASSERT_TRUE(manager_.OpenPort({.name = "p1", .device = "fake", .exception_tap = "tap1"}).ok());
+  const auto ports = manager_.ListPorts();
+  EXPECT_FALSE(ports->ports(0).has_exception_path());
+  const v1::ExceptionPath& path = ports->ports(1).exception_path();
+  EXPECT_EQ(path.interface(), "tap1");
+  EXPECT_EQ(path.to_kernel(), 1u);
+  EXPECT_EQ(path.from_kernel(), 2u);
+  EXPECT_EQ(path.to_kernel_drops(), 3u);
+  EXPECT_EQ(path.from_kernel_drops(), 4u);
+}
+
+TEST_F(ManagerTest, ARxSocketIsOpenedWithItsOptions) {
+  const std::uint64_t a = Bind("a", 0)->id();
+  const std::uint64_t b = Bind("b", 1)->id();
+  v1::OpenRxSocketRequest request;
+  request.set_name("s");
+  request.set_max_held_fragments(100);
+  request.add_bindings("b");
+  request.add_bindings("a");
+  request.set_outside(v1::OUTSIDE_DROP);
+  request.set_steering(v1::STEERING_STRICT);
+  const v1::RxSocket opened = manager_.OpenRxSocket(request)->rx_socket();
+  EXPECT_EQ(opened.max_held_fragments(), 100u);
+  EXPECT_THAT(opened.bindings(), ElementsAre("b", "a"));
+  EXPECT_EQ(opened.outside(), v1::OUTSIDE_DROP);
+  EXPECT_EQ(opened.steering(), v1::STEERING_STRICT);
+  EXPECT_EQ(opened.statistics().waiting(), 4u);
+  EXPECT_EQ(opened.statistics().revoked(), 5u);
+  const RxSocketOptions& options = dataplane_.sockets.at(opened.id()).options;
+  EXPECT_EQ(options.max_held_fragments, 100u);
+  EXPECT_THAT(options.bindings, ElementsAre(b, a));
+  EXPECT_EQ(options.outside, Outside::kDrop);
+
+  ASSERT_TRUE(Unbind("b").ok());
+  dataplane_.drained.insert(b);
+  manager_.ReapBindings();
+  EXPECT_THAT(manager_.ListRxSockets()->rx_sockets(0).bindings(), ElementsAre("a"));
+}
+
+TEST_F(ManagerTest, ARxSocketCopiesAndMigratesUnlessToldOtherwise) {
+  const v1::RxSocket opened = Open("s")->rx_socket();
+  EXPECT_EQ(opened.outside(), v1::OUTSIDE_COPY);
+  EXPECT_EQ(opened.steering(), v1::STEERING_MIGRATE);
+  EXPECT_EQ(dataplane_.sockets.at(opened.id()).options.outside, Outside::kCopy);
+}
+
+TEST_F(ManagerTest, RxSocketOptionsThatDoNotExistAreRefused) {
+  v1::OpenRxSocketRequest request;
+  request.set_name("s");
+  request.set_outside(static_cast<v1::Outside>(3));
+  EXPECT_THAT(manager_.OpenRxSocket(request).status().message(), HasSubstr("outside is 3"));
+  request.clear_outside();
+  request.set_steering(static_cast<v1::Steering>(3));
+  EXPECT_THAT(manager_.OpenRxSocket(request).status().message(), HasSubstr("steering is 3"));
+  request.clear_steering();
+  request.add_bindings("b");
+  EXPECT_EQ(manager_.OpenRxSocket(request).status().code(), Code::kNotFound);
 }
 
 TEST_F(ManagerTest, OnlyTheOwnerChangesWhatIsOwned) {
@@ -178,6 +347,165 @@ TEST_F(ManagerTest, ASessionsRulesThenRxSocketsThenBindingsGoWithIt) {
   EXPECT_EQ(Open("x", session.key).status().code(), Code::kNotFound);
 }
 
+TEST_F(ManagerTest, ARuleGoesOnWithoutARxSocketThatEndedAndGoesWithTheLast) {
+  const std::uint64_t s = Open("s")->rx_socket().id();
+  const std::uint64_t t = Open("t")->rx_socket().id();
+  EXPECT_THAT(AddTo({"s", "t"}, 1)->rx_sockets(), ElementsAre("s", "t"));
+  EXPECT_THAT(Receivers(0), ElementsAre(s, t));
+  ASSERT_TRUE(Close("s").ok());
+  EXPECT_THAT(Receivers(0), ElementsAre(t));
+  ASSERT_TRUE(Close("t").ok());
+  EXPECT_TRUE(dataplane_.rules.empty());
+  EXPECT_EQ(manager_.ListFlows()->flows_size(), 0);
+}
+
+TEST_F(ManagerTest, ARuleGoesOnWithoutTheRxSocketsOfASessionThatEnds) {
+  const auto session = NewSession();
+  ASSERT_TRUE(Open("s", session.key).ok());
+  const std::uint64_t shared = Open("shared")->rx_socket().id();
+  const std::string secret = Open("read")->attach_secret();
+  ASSERT_TRUE(AddTo({"shared", "read"}, 1).ok());
+  ASSERT_TRUE(AddTo({"s", "shared"}, 2, session.key).ok());
+  ASSERT_EQ(AttachCode(session.id, secret), Code::kOk);
+  manager_.EndSession(session.id);
+  ASSERT_EQ(dataplane_.rules.size(), 1u);
+  EXPECT_EQ(dataplane_.rules[0].match.vlan, 1);
+  EXPECT_THAT(Receivers(0), ElementsAre(shared));
+}
+
+TEST_F(ManagerTest, ARuleNamesOneTo32RxSocketsEachOnce) {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i <= kMaxFanOut; i++) {
+    names.push_back("s" + std::to_string(i));
+    ASSERT_TRUE(Open(names.back()).ok());
+  }
+  EXPECT_EQ(AddTo({}, 1).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(AddTo(names, 1).status().code(), Code::kInvalidArgument);
+  EXPECT_THAT(AddTo({"s1", "s2", "s1"}, 1).status().message(), HasSubstr("'s1' is named twice"));
+  EXPECT_EQ(AddTo({"s1", "nobody"}, 1).status().code(), Code::kNotFound);
+  names.pop_back();
+  EXPECT_EQ(AddTo(names, 1)->rx_sockets_size(), 32);
+}
+
+TEST_F(ManagerTest, EachRxSocketOfARuleIsTheSessionsOwn) {
+  const auto owner = NewSession();
+  const auto other = NewSession();
+  ASSERT_TRUE(Open("mine", owner.key).ok());
+  ASSERT_TRUE(Open("theirs", other.key).ok());
+  EXPECT_EQ(AddTo({"mine", "theirs"}, 1, owner.key).status().code(), Code::kPermissionDenied);
+  EXPECT_TRUE(dataplane_.rules.empty());
+}
+
+TEST_F(ManagerTest, AStrictRxSocketKeepsItsRulesUnlessForced) {
+  const auto session = NewSession();
+  OpenStrict("s", session);
+  ASSERT_TRUE(Open("t").ok());
+  v1::UpdateFlowRequest update;
+  update.set_id(AddTo({"t", "s"}, 1, session.key)->id());
+  update.set_session(session.key);
+  update.add_rx_sockets("t");
+  v1::DeleteFlowRequest remove;
+  remove.set_id(update.id());
+  remove.set_session(session.key);
+  for (const Status& status :
+       {manager_.UpdateFlow(update).status(), manager_.DeleteFlow(remove).status()}) {
+    EXPECT_EQ(status.code(), Code::kFailedPrecondition);
+    EXPECT_THAT(status.message(), testing::AllOf(HasSubstr("'s'"), HasSubstr("`force`")));
+  }
+  EXPECT_EQ(Receivers(0).size(), 2u);
+  update.set_force(true);
+  EXPECT_TRUE(manager_.UpdateFlow(update).ok());
+  EXPECT_EQ(Receivers(0).size(), 1u);
+  EXPECT_TRUE(manager_.DeleteFlow(remove).ok()) << "'s' is not in it any more";
+}
+
+TEST_F(ManagerTest, StrictIsNothingWithoutAnApplicationAndDoesNotKeepARxSocketFromEnding) {
+  v1::OpenRxSocketRequest open;
+  open.set_name("s");
+  open.set_steering(v1::STEERING_STRICT);
+  ASSERT_TRUE(manager_.OpenRxSocket(open).ok());
+  v1::DeleteFlowRequest remove;
+  remove.set_id(Add("s", 1)->id());
+  EXPECT_TRUE(manager_.DeleteFlow(remove).ok());
+
+  const auto session = NewSession();
+  OpenStrict("t", session);
+  OpenStrict("u", session);
+  ASSERT_TRUE(AddTo({"t", "u"}, 1, session.key).ok());
+  EXPECT_TRUE(Close("t", session.key).ok());
+  manager_.EndSession(session.id);
+  EXPECT_TRUE(dataplane_.rules.empty());
+}
+
+TEST_F(ManagerTest, ARuleSaysWhatItDidAndWhereItIs) {
+  ASSERT_TRUE(Open("s").ok());
+  v1::AddFlowRequest request;
+  request.add_rx_sockets("s");
+  request.mutable_steer_to()->set_port("p0");
+  request.mutable_steer_to()->set_queue(FakeDataplane::kHardwareQueue);
+  const v1::Flow hardware = *manager_.AddFlow(request);
+  EXPECT_EQ(hardware.placement(), v1::PLACEMENT_HARDWARE);
+  EXPECT_EQ(hardware.steer_to().queue(), 3u);
+  EXPECT_EQ(hardware.drops(), 1000u);
+  EXPECT_EQ(hardware.copied(), 10000u);
+
+  request.mutable_match()->set_port("p0");
+  request.mutable_steer_to()->set_queue(1);
+  const v1::Flow software = *manager_.AddFlow(request);
+  EXPECT_EQ(software.placement(), v1::PLACEMENT_SOFTWARE);
+  EXPECT_EQ(software.placement_reason(), "not that queue");
+
+  const v1::Flow plain = *Add("s", 1);
+  EXPECT_EQ(plain.placement(), v1::PLACEMENT_SOFTWARE);
+  EXPECT_FALSE(plain.has_steer_to());
+  EXPECT_FALSE(dataplane_.rules[2].steer_to.has_value());
+}
+
+TEST_F(ManagerTest, SteeringNeedsAQueueOfTheSamePortAndNoQueueInTheMatch) {
+  ASSERT_TRUE(manager_.OpenPort({.name = "p1", .device = "fake"}).ok());
+  ASSERT_TRUE(Open("s").ok());
+  v1::AddFlowRequest request;
+  request.add_rx_sockets("s");
+  request.mutable_match()->set_port("p1");
+  request.mutable_steer_to()->set_port("p0");
+  EXPECT_EQ(manager_.AddFlow(request).status().code(), Code::kInvalidArgument);
+  request.mutable_match()->set_port("p0");
+  request.mutable_match()->set_queue(0);
+  EXPECT_EQ(manager_.AddFlow(request).status().code(), Code::kInvalidArgument);
+  request.mutable_match()->clear_queue();
+  request.mutable_steer_to()->set_queue(4);
+  EXPECT_EQ(manager_.AddFlow(request).status().code(), Code::kNotFound);
+  request.mutable_steer_to()->set_queue(2);
+  EXPECT_TRUE(manager_.AddFlow(request).ok());
+  EXPECT_EQ(dataplane_.rules[0].steer_to, (QueueRef{0, 2}));
+}
+
+TEST_F(ManagerTest, TheSameFramesWrittenInAnotherWayConflictToo) {
+  ASSERT_TRUE(Open("s").ok());
+  v1::AddFlowRequest request;
+  request.add_rx_sockets("s");
+  request.mutable_match()->set_source("0.0.0.0/0");
+  ASSERT_TRUE(manager_.AddFlow(request).ok());
+  request.mutable_match()->clear_source();
+  request.mutable_match()->set_destination("0.0.0.0/0");
+  EXPECT_EQ(manager_.AddFlow(request).status().code(), Code::kAlreadyExists);
+  request.mutable_match()->set_destination("::/0");
+  EXPECT_TRUE(manager_.AddFlow(request).ok());
+  request.mutable_match()->clear_destination();
+  EXPECT_TRUE(manager_.AddFlow(request).ok());
+}
+
+TEST_F(ManagerTest, AMatchIsFreeAgainOnceItsRuleIsGone) {
+  ASSERT_TRUE(Open("s").ok());
+  v1::DeleteFlowRequest remove;
+  remove.set_id(Add("s", 1)->id());
+  ASSERT_TRUE(Add("s", 2).ok());
+  ASSERT_TRUE(manager_.DeleteFlow(remove).ok());
+  EXPECT_EQ(manager_.DeleteFlow(remove).status().code(), Code::kNotFound);
+  EXPECT_TRUE(Add("s", 1).ok());
+  EXPECT_EQ(Add("s", 2).status().code(), Code::kAlreadyExists);
+}
+
 TEST_F(ManagerTest, TheSameMatchAndPriorityIsRefusedAndTheOtherRuleNamed) {
   ASSERT_TRUE(Open("s").ok());
   const std::uint64_t first = Add("s", 1)->id();
@@ -193,13 +521,13 @@ TEST_F(ManagerTest, ARuleIsPointedAtAnotherRxSocketInOneStep) {
   ASSERT_TRUE(Open("t").ok());
   v1::UpdateFlowRequest request;
   request.set_id(Add("s", 1)->id());
-  request.set_rx_socket("t");
+  request.add_rx_sockets("t");
   dataplane_.calls.clear();
   const Result<v1::Flow> flow = manager_.UpdateFlow(request);
-  EXPECT_EQ(flow->rx_socket(), "t");
+  EXPECT_THAT(flow->rx_sockets(), ElementsAre("t"));
   EXPECT_EQ(flow->packets(), 10u);
   EXPECT_THAT(dataplane_.calls, ElementsAre("SetRules 1"));
-  request.set_rx_socket("u");
+  request.set_rx_sockets(0, "u");
   EXPECT_EQ(manager_.UpdateFlow(request).status().code(), Code::kNotFound);
 }
 
@@ -217,7 +545,7 @@ TEST_F(ManagerTest, RulesAreListedInTheOrderInWhichTheyAreTried) {
 TEST_F(ManagerTest, AMatchOnAQueueIsResolved) {
   ASSERT_TRUE(Open("s").ok());
   v1::AddFlowRequest request;
-  request.set_rx_socket("s");
+  request.add_rx_sockets("s");
   request.mutable_match()->set_port("p0");
   request.mutable_match()->set_queue(3);
   ASSERT_TRUE(manager_.AddFlow(request).ok());

@@ -49,6 +49,19 @@ TEST(Match, PrefixesOfEveryLengthKeepTheirBits) {
   EXPECT_EQ(ParsePrefix("source", "::1").value().length, 128);
 }
 
+TEST(Match, MatchesForTheSameFramesAreEqualHoweverTheyAreWritten) {
+  v1::Match from, to, both, v6;
+  from.set_source("0.0.0.0/0");
+  to.set_destination("0.0.0.0/0");
+  both.set_source("0.0.0.0/0");
+  both.set_destination("0.0.0.0/0");
+  v6.set_source("::/0");
+  EXPECT_EQ(*ParseMatch(from), *ParseMatch(to));
+  EXPECT_EQ(*ParseMatch(from), *ParseMatch(both));
+  EXPECT_NE(*ParseMatch(from), *ParseMatch(v6));
+  EXPECT_NE(*ParseMatch(from), *ParseMatch(v1::Match()));
+}
+
 TEST(Match, BitsBelowThePrefixAreRefusedAndTheRightPrefixIsShown) {
   v1::Match match;
   match.set_source("10.1.2.3/20");
