@@ -2,8 +2,10 @@
 #include <grpcpp/grpcpp.h>
 #include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <cstdlib>
+#include <limits>
 
 #include "client/src/receiver.h"
 #include "client/src/session.h"
@@ -40,6 +42,16 @@ v1::Match ToProto(const Match& match) {
   if (match.source_port) proto.set_source_port(*match.source_port);
   if (match.destination_port) proto.set_destination_port(*match.destination_port);
   return proto;
+}
+
+void ToProto(const QueueId& queue, v1::QueueId& proto) {
+  proto.set_port(queue.port);
+  proto.set_queue(queue.queue);
+}
+
+void SetNames(std::span<const RxSocket* const> rx_sockets,
+              google::protobuf::RepeatedPtrField<std::string>& names) {
+  for (const RxSocket* rx_socket : rx_sockets) *names.Add() = rx_socket->name();
 }
 
 bool ListensIn(const std::string& run_dir) {
@@ -118,38 +130,59 @@ Result<Client> Client::Connect(const ConnectOptions& options) {
   return Client(std::make_shared<Connection>(std::move(*session), channel));
 }
 
-Status Client::Bind(const BindOptions& options) {
+Result<BindingId> Client::Bind(const BindOptions& options) {
   v1::BindRequest request;
   request.set_name(options.name);
   request.set_session(connection_->session->key());
   request.set_buffer_bytes(options.buffer_bytes);
   request.set_page_bytes(options.page_bytes);
+  request.set_frames_per_page(options.frames_per_page);
   request.set_memory(ToProto(options.memory));
-  for (const QueueId& queue : options.queues) {
-    v1::QueueId& proto = *request.add_queues();
-    proto.set_port(queue.port);
-    proto.set_queue(queue.queue);
-  }
+  for (const QueueId& queue : options.queues) ToProto(queue, *request.add_queues());
   v1::Binding binding;
   const std::chrono::seconds clearing(options.buffer_bytes / kClearedBytesPerSecond);
-  return connection_->Call(connection_->bindings, &v1::Bindings::Stub::Bind, request, &binding,
-                           kRequestTimeout + clearing);
+  const Status status = connection_->Call(connection_->bindings, &v1::Bindings::Stub::Bind, request,
+                                          &binding, kRequestTimeout + clearing);
+  if (!status.ok()) return status;
+  return BindingId{binding.id()};
 }
 
-Status Client::Unbind(const std::string& name) {
+Status Client::AttachQueues(const std::string& name, std::span<const QueueId> queues) {
+  v1::AttachQueuesRequest request;
+  request.set_name(name);
+  request.set_session(connection_->session->key());
+  for (const QueueId& queue : queues) ToProto(queue, *request.add_queues());
+  v1::Binding binding;
+  return connection_->Call(connection_->bindings, &v1::Bindings::Stub::AttachQueues, request,
+                           &binding);
+}
+
+Status Client::Unbind(const std::string& name, std::chrono::milliseconds drain_timeout) {
+  using TimeoutMs = std::numeric_limits<std::uint32_t>;
   v1::UnbindRequest request;
   request.set_name(name);
   request.set_session(connection_->session->key());
+  // What is out of range the daemon refuses, with the limit.
+  request.set_drain_timeout_ms(drain_timeout.count() < 0 || drain_timeout.count() > TimeoutMs::max()
+                                   ? TimeoutMs::max()
+                                   : static_cast<std::uint32_t>(drain_timeout.count()));
   v1::Binding binding;
   return connection_->Call(connection_->bindings, &v1::Bindings::Stub::Unbind, request, &binding);
 }
 
-Result<FlowId> Client::AddFlow(const Match& match, const RxSocket& rx_socket, int priority) {
+Result<FlowId> Client::AddFlow(const Match& match, const RxSocket& rx_socket,
+                               const FlowOptions& options) {
+  return AddFlow(match, std::array{&rx_socket}, options);
+}
+
+Result<FlowId> Client::AddFlow(const Match& match, std::span<const RxSocket* const> rx_sockets,
+                               const FlowOptions& options) {
   v1::AddFlowRequest request;
   *request.mutable_match() = ToProto(match);
-  request.set_rx_socket(rx_socket.name());
-  request.set_priority(priority);
+  SetNames(rx_sockets, *request.mutable_rx_sockets());
+  request.set_priority(options.priority);
   request.set_session(connection_->session->key());
+  if (options.steer_to) ToProto(*options.steer_to, *request.mutable_steer_to());
   v1::Flow flow;
   const Status status =
       connection_->Call(connection_->flows, &v1::Flows::Stub::AddFlow, request, &flow);
@@ -157,19 +190,25 @@ Result<FlowId> Client::AddFlow(const Match& match, const RxSocket& rx_socket, in
   return FlowId{flow.id()};
 }
 
-Status Client::UpdateFlow(FlowId flow, const RxSocket& rx_socket) {
+Status Client::UpdateFlow(FlowId flow, const RxSocket& rx_socket, Force force) {
+  return UpdateFlow(flow, std::array{&rx_socket}, force);
+}
+
+Status Client::UpdateFlow(FlowId flow, std::span<const RxSocket* const> rx_sockets, Force force) {
   v1::UpdateFlowRequest request;
   request.set_id(static_cast<std::uint64_t>(flow));
-  request.set_rx_socket(rx_socket.name());
+  SetNames(rx_sockets, *request.mutable_rx_sockets());
   request.set_session(connection_->session->key());
+  request.set_force(force == Force::kYes);
   v1::Flow response;
   return connection_->Call(connection_->flows, &v1::Flows::Stub::UpdateFlow, request, &response);
 }
 
-Status Client::DeleteFlow(FlowId flow) {
+Status Client::DeleteFlow(FlowId flow, Force force) {
   v1::DeleteFlowRequest request;
   request.set_id(static_cast<std::uint64_t>(flow));
   request.set_session(connection_->session->key());
+  request.set_force(force == Force::kYes);
   v1::DeleteFlowResponse response;
   return connection_->Call(connection_->flows, &v1::Flows::Stub::DeleteFlow, request, &response);
 }
@@ -201,6 +240,11 @@ Result<RxSocket> Client::OpenRxSocket(const RxSocketOptions& options) {
   request.set_session(connection_->session->key());
   request.set_content(options.content == Content::kFrame ? v1::CONTENT_FRAME : v1::CONTENT_PAYLOAD);
   request.set_ring_entries(options.ring_entries);
+  request.set_max_held_fragments(options.max_held_fragments);
+  request.mutable_bindings()->Assign(options.bindings.begin(), options.bindings.end());
+  request.set_outside(options.outside == Outside::kDrop ? v1::OUTSIDE_DROP : v1::OUTSIDE_COPY);
+  request.set_steering(options.steering == Steering::kStrict ? v1::STEERING_STRICT
+                                                             : v1::STEERING_MIGRATE);
   v1::OpenRxSocketResponse response;
   const Status status = connection_->Call(connection_->rx_sockets,
                                           &v1::RxSockets::Stub::OpenRxSocket, request, &response);
@@ -226,6 +270,7 @@ Result<std::span<Message>> RxSocket::Receive(std::span<Message> out,
                                              std::chrono::nanoseconds timeout) {
   return impl_->receiver->Receive(out, timeout);
 }
+std::vector<BindingEvent> RxSocket::TakeEvents() { return impl_->receiver->TakeEvents(); }
 void RxSocket::Return(std::span<const HeldToken> tokens) noexcept {
   impl_->receiver->Return(tokens);
 }
@@ -243,9 +288,12 @@ Result<RxSocketStats> RxSocket::GetStats() const {
   RxSocketStats stats;
   stats.messages = from.messages();
   stats.bytes = from.bytes();
+  stats.copied_messages = from.copied_messages();
   stats.lent = from.lent();
   stats.returned = from.returned();
+  stats.revoked = from.revoked();
   stats.outstanding = from.outstanding();
+  stats.waiting = from.waiting();
   stats.slots_in_use = from.slots_in_use();
   stats.drops = {from.drops().begin(), from.drops().end()};
   stats.refusals = {from.refusals().begin(), from.refusals().end()};

@@ -25,6 +25,9 @@ constexpr nanoseconds kSpin{20'000};
 constexpr nanoseconds kRetry{1'000'000};
 constexpr std::uint32_t kPollsPerCheck = 65536;
 
+// In a slot whose binding went before we could map it: what was lent of it was revoked.
+const std::shared_ptr<const Buffer> kGone = std::make_shared<Buffer>();
+
 void Pause() noexcept {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -53,6 +56,7 @@ Result<std::span<Message>> Receiver::Receive(std::span<Message> out, nanoseconds
   }
   Return(out);
   Status status;
+  const std::size_t events_before = events_.size();
   std::size_t n = Poll(out, status);
   if (n > 0) return out.first(n);
   if (!status.ok()) return status;
@@ -66,7 +70,7 @@ Result<std::span<Message>> Receiver::Receive(std::span<Message> out, nanoseconds
                             ? start + timeout
                             : steady_clock::time_point::max();
   const auto spin_until = std::min(start + kSpin, deadline);
-  for (;;) {
+  while (events_.size() == events_before) {
     n = Poll(out, status);
     if (n > 0) return out.first(n);
     if (!status.ok()) return status;
@@ -74,9 +78,10 @@ Result<std::span<Message>> Receiver::Receive(std::span<Message> out, nanoseconds
     if (now < spin_until) {
       Pause();
     } else if (now >= deadline || !Sleep(deadline)) {
-      return out.first(0);
+      break;
     }
   }
+  return out.first(0);
 }
 
 std::size_t Receiver::Poll(std::span<Message> out, Status& status) {
@@ -126,9 +131,10 @@ std::size_t Receiver::PollLane(Lane& lane, std::span<Message> out, Status& statu
   return next - out.data();
 }
 
-bool Receiver::Locate(const Lane& lane, const Descriptor& descriptor, Fragment& fragment) noexcept {
+bool Receiver::Locate(Lane& lane, const Descriptor& descriptor, Fragment& fragment) noexcept {
   const PageToken token = PageToken::FromWire(descriptor.token);
-  const Buffer* buffer = lane.slots[static_cast<std::size_t>(token.slot())].get();
+  Slot& slot = lane.slots[static_cast<std::size_t>(token.slot())];
+  const Buffer* buffer = slot.buffer.get();
   const auto page = static_cast<std::uint32_t>(token.page());
   if (buffer == nullptr || page >= buffer->pages ||
       std::uint32_t{descriptor.offset} + descriptor.length > buffer->page_bytes) [[unlikely]] {
@@ -137,8 +143,10 @@ bool Receiver::Locate(const Lane& lane, const Descriptor& descriptor, Fragment& 
   fragment.data_ = buffer->data + std::size_t{page} * buffer->page_bytes + descriptor.offset;
   fragment.token_.token = token;
   fragment.token_.lane = lane.index;
+  fragment.token_.epoch = slot.epoch;
   fragment.offset_ = descriptor.offset;
   fragment.length_ = descriptor.length;
+  slot.received++;
   return true;
 }
 
@@ -155,27 +163,55 @@ void Receiver::Begin(Message& message, const Lane& lane, const Descriptor& first
 [[gnu::noinline]] bool Receiver::TakeRare(Lane& lane, const Descriptor& descriptor,
                                           Message& message, Status& status) {
   switch (descriptor.kind) {
-    case DescriptorKind::kFragment: {
-      Fragment fragment;
-      if (!Locate(lane, descriptor, fragment)) {
-        status = ended_ =
-            Status(Code::kInternal, "rx socket '" + name_ + "': the daemon lent token " +
-                                        std::to_string(descriptor.token) +
-                                        ", which is outside its buffer: open another rx socket");
-        return false;
-      }
-      if (lane.partial.empty()) lane.partial_first = descriptor;
-      lane.partial.push_back(fragment);
-      if ((descriptor.flags & kMoreFragments) != 0) return false;
-      FinishPartial(lane, message);
-      return true;
-    }
+    case DescriptorKind::kFragment: return TakeFragment(lane, descriptor, message, status);
     case DescriptorKind::kSlotMapped: status = MapSlot(lane, descriptor); return false;
     case DescriptorKind::kTime:
       lane.time_high = std::uint64_t{descriptor.time_high} << 32;
       return false;
+    case DescriptorKind::kUnbound:
+      EndSlots(lane, descriptor.binding);
+      Tell(BindingEvent::Kind::kUnbound, descriptor.binding);
+      return false;
+    case DescriptorKind::kRevoked:
+      Revoke(lane, descriptor);
+      Tell(BindingEvent::Kind::kRevoked, descriptor.binding);
+      return false;
   }
   return false;  // news from a later minor version, which may be ignored
+}
+
+bool Receiver::TakeFragment(Lane& lane, const Descriptor& descriptor, Message& message,
+                            Status& status) {
+  Fragment fragment;
+  if (!Locate(lane, descriptor, fragment)) {
+    const auto slot = static_cast<std::size_t>(PageToken::FromWire(descriptor.token).slot());
+    if (lane.slots[slot].buffer != kGone) {
+      status = ended_ =
+          Status(Code::kInternal, "rx socket '" + name_ + "': the daemon lent token " +
+                                      std::to_string(descriptor.token) +
+                                      ", which is outside its buffer: open another rx socket");
+      return false;
+    }
+  }
+  if (lane.partial.empty()) lane.partial_first = descriptor;
+  lane.partial.push_back(fragment);
+  if ((descriptor.flags & kMoreFragments) != 0) return false;
+  const bool whole = std::all_of(lane.partial.begin(), lane.partial.end(),
+                                 [](const Fragment& part) { return part.data_ != nullptr; });
+  if (whole) {
+    FinishPartial(lane, message);
+  } else {
+    DropPartial(lane);
+  }
+  return whole;
+}
+
+// Part of the message is gone; what is left of it goes back.
+void Receiver::DropPartial(Lane& lane) {
+  for (const Fragment& fragment : lane.partial) {
+    if (fragment.data_ != nullptr) Return(std::span(&fragment.token_, 1));
+  }
+  lane.partial.clear();
 }
 
 void Receiver::FinishPartial(Lane& lane, Message& message) {
@@ -196,9 +232,50 @@ Status Receiver::MapSlot(Lane& lane, const Descriptor& descriptor) {
                                                 " of 32: open another rx socket");
   }
   auto buffer = map_buffer_(descriptor.binding);
+  if (buffer.status().code() == Code::kNotFound) buffer = kGone;
   if (!buffer.ok()) return buffer.status();
-  lane.slots[descriptor.slot] = std::move(*buffer);
+  std::lock_guard lock(mutex_);
+  EndSlot(lane, descriptor.slot);
+  lane.slots[descriptor.slot].buffer = std::move(*buffer);
+  lane.slots[descriptor.slot].binding = descriptor.binding;
   return Status();
+}
+
+// The slots of a lane that name `binding`, one at most, name nothing from now on.
+void Receiver::EndSlots(Lane& lane, std::uint32_t binding) {
+  std::lock_guard lock(mutex_);
+  for (std::uint8_t slot = 0; slot < kSlotsPerRxSocket; slot++) {
+    if (lane.slots[slot].binding == binding) EndSlot(lane, slot);
+  }
+}
+
+void Receiver::EndSlot(Lane& lane, std::uint8_t at) {
+  Slot& slot = lane.slots[at];
+  SlotReturns& returns = lane.returns[at];
+  const std::uint32_t held = slot.received - returns.returned;
+  if (held > 0) {
+    lane.former.push_back({std::move(slot.buffer), slot.binding, at, slot.epoch, held, false});
+  }
+  returns = {0, static_cast<std::uint16_t>(slot.epoch + 1)};
+  slot = {.buffer = nullptr, .binding = 0, .received = 0, .epoch = returns.epoch};
+}
+
+// The tokens of the binding are void, wherever they are on their way. When our place in the
+// ring moves past this, none of them is sent any more, and those that were sent lie in the
+// return ring: so the daemon knows when it can give the slot to another binding.
+void Receiver::Revoke(Lane& lane, const Descriptor& descriptor) {
+  EndSlots(lane, descriptor.binding);
+  std::lock_guard lock(mutex_);
+  for (Former& former : lane.former) {
+    if (former.binding == descriptor.binding) former.revoked = true;
+  }
+  const auto first_unsent = lane.unsent.begin() + static_cast<std::ptrdiff_t>(lane.sent);
+  lane.unsent.erase(std::remove_if(first_unsent, lane.unsent.end(),
+                                   [&](std::uint32_t token) {
+                                     return PageToken::FromWire(token).slot() ==
+                                            SlotId{descriptor.slot};
+                                   }),
+                    lane.unsent.end());
 }
 
 bool Receiver::Sleep(steady_clock::time_point deadline) {
@@ -245,20 +322,26 @@ void Receiver::DrainDoorbell() {
 class Receiver::Lot {
  public:
   ~Lot() { Empty(); }
-  void Add(Lane& lane, PageToken token) noexcept {
+  void Add(Lane& lane, const HeldToken& held) noexcept {
+    SlotReturns& slot = lane.returns[static_cast<std::size_t>(held.token.slot())];
+    if (slot.epoch == held.epoch) [[likely]] {
+      slot.returned++;
+    } else if (!TakeFormer(lane, held)) {
+      return;
+    }
     if (&lane != lane_ || n_ == tokens_.size()) {
       Empty();
       lane_ = &lane;
       n_ = 0;
     }
-    tokens_[n_++] = token.wire();
+    tokens_[n_++] = held.token.wire();
   }
   // All of a message. It no longer counts.
   void Add(Lane& lane, Message& message) noexcept {
     if (message.count_ == 1) [[likely]] {
-      Add(lane, message.first_.token_.token);
+      Add(lane, message.first_.token_);
     } else {
-      for (const Fragment& fragment : message.fragments()) Add(lane, fragment.token_.token);
+      for (const Fragment& fragment : message.fragments()) Add(lane, fragment.token_);
       message.more_.reset();
     }
     message.owner_ = nullptr;
@@ -275,12 +358,34 @@ class Receiver::Lot {
   std::array<std::uint32_t, kLot> tokens_;
 };
 
+std::vector<BindingEvent> Receiver::TakeEvents() {
+  const auto first = events_.begin() + static_cast<std::ptrdiff_t>(events_taken_);
+  events_taken_ = events_.size();
+  return {first, events_.end()};
+}
+
+// Each lane says it; the application hears it once.
+void Receiver::Tell(BindingEvent::Kind kind, std::uint32_t binding) {
+  const BindingEvent event = {kind, BindingId{binding}};
+  if (std::find(events_.begin(), events_.end(), event) == events_.end()) events_.push_back(event);
+}
+
+bool Receiver::TakeFormer(Lane& lane, const HeldToken& token) noexcept {
+  const auto former = std::find_if(lane.former.begin(), lane.former.end(), [&](const Former& it) {
+    return it.epoch == token.epoch && SlotId{it.slot} == token.token.slot();
+  });
+  if (former == lane.former.end()) return false;  // given back before
+  const bool revoked = former->revoked;
+  if (--former->held == 0) lane.former.erase(former);
+  return !revoked;
+}
+
 void Receiver::Return(std::span<const HeldToken> tokens) noexcept {
   std::lock_guard lock(mutex_);
   {
     Lot lot;
     for (const HeldToken& held : tokens) {
-      if (held.lane < lanes_.size()) lot.Add(lanes_[held.lane], held.token);
+      if (held.lane < lanes_.size()) lot.Add(lanes_[held.lane], held);
     }
   }
   SendAll();

@@ -2,9 +2,14 @@
 // receiver.h - what a RxSocket and its messages share: the lanes, and the mapped buffers.
 //
 //   receiving half    one thread at a time       lanes' reader (Poll, Consume, Arm), slots,
-//                                                partial messages
-//   returning half    any thread, under mutex_   lanes' reader (Return), unsent tokens, the
+//                                                partial messages, events
+//   returning half    any thread, under mutex_   lanes' reader (Return), slots' returns, unsent
+//                                                tokens, what is held of former slots, the
 //                                                count of messages that still point here
+//
+// A slot names one binding after the other. When it ends to name one, because that was unbound
+// or revoked or the slot is mapped anew, its epoch is counted up, and what the application still
+// holds of it is looked after apart: its buffer stays mapped until the last of it is given back.
 //
 // A Message holds a plain pointer to its Receiver, and the Receiver lives until its RxSocket
 // and the last message are gone. What is counted for that, the receiving thread counts on
@@ -32,6 +37,7 @@
 
 #include "client/src/os.h"
 #include "rxtoken/message.h"
+#include "rxtoken/rxtoken.h"
 #include "tokens/abi/lane_reader.h"
 #include "tokens/abi/ring.h"
 #include "tokens/abi/status.h"
@@ -59,6 +65,7 @@ class Receiver {
 
   // These are RxSocket's, see rxtoken.h.
   Result<std::span<Message>> Receive(std::span<Message> out, std::chrono::nanoseconds timeout);
+  std::vector<BindingEvent> TakeEvents();
   void Return(std::span<const HeldToken> tokens) noexcept;
   void Return(std::span<Message> messages) noexcept;
   void Flush() noexcept;
@@ -71,6 +78,29 @@ class Receiver {
   void Abandon() noexcept;
 
  private:
+  // What a slot names now: the receiving half's part of it. The epoch is in both parts; the
+  // receiving thread changes it, under mutex_.
+  struct Slot {
+    std::shared_ptr<const Buffer> buffer;  // null: nothing
+    std::uint32_t binding = 0;
+    std::uint32_t received = 0;  // fragments
+    std::uint16_t epoch = 0;
+  };
+  // The returning half's part.
+  struct SlotReturns {
+    std::uint32_t returned = 0;  // fragments
+    std::uint16_t epoch = 0;
+  };
+  // Fragments of a binding that a slot named before.
+  struct Former {
+    std::shared_ptr<const Buffer> buffer;
+    std::uint32_t binding;
+    std::uint8_t slot;
+    std::uint16_t epoch;
+    std::uint32_t held;
+    bool revoked;  // not to be sent
+  };
+
   struct Lane {
     Lane(const RingPair& rings, std::uint8_t at) : reader(rings.first, rings.second), index(at) {}
 
@@ -78,10 +108,12 @@ class Receiver {
     const std::uint8_t index;
     // -- receiving half
     std::uint64_t time_high = 0;  // upper half of the arrival time, in place
-    std::array<std::shared_ptr<const Buffer>, kSlotsPerRxSocket> slots;
+    std::array<Slot, kSlotsPerRxSocket> slots;
     std::vector<Fragment> partial;  // of the message whose end was not published yet
     Descriptor partial_first;       // its first descriptor
     // -- returning half
+    std::array<SlotReturns, kSlotsPerRxSocket> returns;
+    std::vector<Former> former;
     std::vector<std::uint32_t> unsent;  // tokens; the first `sent` of them are sent already
     std::size_t sent = 0;
   };
@@ -94,13 +126,18 @@ class Receiver {
   std::size_t Poll(std::span<Message> out, Status& status);
   std::size_t PollLane(Lane& lane, std::span<Message> out, Status& status);
   // False if the descriptor points outside the slot's buffer.
-  static bool Locate(const Lane& lane, const Descriptor& descriptor, Fragment& fragment) noexcept;
+  static bool Locate(Lane& lane, const Descriptor& descriptor, Fragment& fragment) noexcept;
   // All of a message but its fragments; `first` is that of its first fragment.
   void Begin(Message& message, const Lane& lane, const Descriptor& first) noexcept;
   // Whatever is not a message of one fragment. True if it completes `message`.
   bool TakeRare(Lane& lane, const Descriptor& descriptor, Message& message, Status& status);
+  bool TakeFragment(Lane& lane, const Descriptor& descriptor, Message& message, Status& status);
   void FinishPartial(Lane& lane, Message& message);
+  void DropPartial(Lane& lane);
   Status MapSlot(Lane& lane, const Descriptor& descriptor);
+  void Revoke(Lane& lane, const Descriptor& descriptor);
+  void EndSlots(Lane& lane, std::uint32_t binding);
+  void Tell(BindingEvent::Kind kind, std::uint32_t binding);
   // Sleeps until the doorbell rings or `deadline`. False if a signal was handled.
   bool Sleep(std::chrono::steady_clock::time_point deadline);
   // Empties the doorbell; at its end of file, sets ended_.
@@ -110,6 +147,9 @@ class Receiver {
   Lane& LaneOf(const Message& message) noexcept { return lanes_[message.first_.token_.lane]; }
 
   // Under mutex_:
+  static void EndSlot(Lane& lane, std::uint8_t slot);
+  // One fragment less of a former binding. True if it has to be sent.
+  static bool TakeFormer(Lane& lane, const HeldToken& token) noexcept;
   void Send(Lane& lane) noexcept;
   bool SendAll() noexcept;  // false if something found no room
 
@@ -123,6 +163,8 @@ class Receiver {
   std::size_t first_lane_ = 0;   // where the next poll starts, so that no lane starves
   std::uint64_t delivered_ = 0;  // messages
   std::uint32_t empty_polls_ = 0;
+  std::vector<BindingEvent> events_;  // all there ever were; each binding has two at most
+  std::size_t events_taken_ = 0;
   Status ended_;  // not OK once there is nothing more to receive
 
   // -- returning half

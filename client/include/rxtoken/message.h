@@ -30,6 +30,7 @@ class Receiver;
 struct HeldToken {
   PageToken token = PageToken::FromWire(0);
   std::uint8_t lane = 0;
+  std::uint16_t epoch = 0;  // which of the bindings that the token's slot has named on that lane
 };
 
 // A piece of a message that lies on one page.

@@ -54,6 +54,9 @@ struct BindOptions {
   std::string name;                              // 1 to 64 of letters, digits, '.', '_', '-'
   std::uint64_t buffer_bytes = 0;                // a multiple of page_bytes
   std::uint32_t page_bytes = kDefaultPageBytes;  // 2048, 4096, 16384 or 65536
+  // A power of two; each gets at least 2048 bytes of the page, which is free again when all
+  // of them were given back.
+  std::uint32_t frames_per_page = 1;
   Memory memory = Memory::kAuto;
   std::vector<QueueId> queues = {};  // at least one; none of them in a binding yet
 };
@@ -63,10 +66,26 @@ enum class Content {
   kFrame,    // whole frames from the Ethernet header on, without FCS
 };
 
+// What happens to a frame that lies outside the bindings which its RxSocket may use.
+enum class Outside {
+  kCopy,  // copied into a page of one of them; Message::copied() says so
+  kDrop,  // dropped and counted
+};
+
+// What happens when somebody updates or deletes a flow rule of a RxSocket.
+enum class Steering {
+  kMigrate,  // it is done
+  kStrict,   // it is refused with kFailedPrecondition, unless forced
+};
+
 struct RxSocketOptions {
   std::string name;  // 1 to 64 of letters, digits, '.', '_', '-'
   Content content = Content::kPayload;
   std::uint32_t ring_entries = kDefaultRingEntries;  // for each worker; a power of two, 64..65536
+  std::uint32_t max_held_fragments = 0;    // from each worker; what is more is dropped; 0: no limit
+  std::vector<std::string> bindings = {};  // that it may use, by name; empty: any
+  Outside outside = Outside::kCopy;
+  Steering steering = Steering::kMigrate;
 };
 
 inline constexpr std::uint8_t kTcp = 6;
@@ -85,15 +104,45 @@ struct Match {
 };
 
 enum class FlowId : std::uint64_t {};
+enum class BindingId : std::uint64_t {};
 
-// A snapshot: lent = returned + outstanding. All but `messages` and `bytes` count fragments;
-// drops and refusals are by reason, as listed in tokens/abi/counters.h.
+struct FlowOptions {
+  int priority = 0;  // -32768..32767, highest wins; among equals the rule that fixes more bits
+  // The port is asked to deliver matching frames to this queue; `rxtokenctl flow list` shows
+  // whether it does. The rule works either way.
+  std::optional<QueueId> steer_to = {};
+};
+
+// Whether a flow rule is changed although a RxSocket that it delivers to is Steering::kStrict.
+enum class Force { kNo, kYes };
+
+// What happened to a binding that a RxSocket was lent pages of.
+struct BindingEvent {
+  enum class Kind {
+    // It was unbound. What is held can be read and given back as before. What other workers
+    // have lent meanwhile may still come.
+    kUnbound,
+    // Its drain timeout has passed, and what was held was taken back. It can be read until it
+    // is given back here, which sends nothing any more.
+    kRevoked,
+  };
+  Kind kind;
+  BindingId binding;
+
+  friend bool operator==(const BindingEvent&, const BindingEvent&) = default;
+};
+
+// A snapshot: lent = returned + outstanding. Messages where it says so, else fragments; drops
+// and refusals are by reason, as listed in tokens/abi/counters.h.
 struct RxSocketStats {
   std::uint64_t messages = 0;
   std::uint64_t bytes = 0;
+  std::uint64_t copied_messages = 0;
   std::uint64_t lent = 0;
   std::uint64_t returned = 0;
+  std::uint64_t revoked = 0;  // part of `returned`
   std::uint64_t outstanding = 0;
+  std::uint64_t waiting = 0;  // for one of the 32 slots
   std::uint32_t slots_in_use = 0;
   std::map<std::string, std::uint64_t> drops;     // messages
   std::map<std::string, std::uint64_t> refusals;  // tokens
@@ -114,8 +163,9 @@ class RxSocket {
 
   const std::string& name() const noexcept;
 
-  // Receives messages into the front of `out` and answers those. Empty: `timeout` passed, or
-  // a signal was handled. Messages of one flow come in the order of their arrival.
+  // Receives messages into the front of `out` and answers those. Empty: `timeout` passed, a
+  // signal was handled, or there is an event to take. Messages of one flow come in the order
+  // of their arrival.
   //
   // First gives back whatever `out` still holds, so that a loop over one array needs nothing
   // else, and sends what waits to be sent (see Flush). Keep a message by moving it out.
@@ -132,6 +182,12 @@ class RxSocket {
   //                polls that find nothing asks whether the daemon is still there.
   // Allocates:     once for each message of more than one fragment.
   Result<std::span<Message>> Receive(std::span<Message> out, std::chrono::nanoseconds timeout);
+
+  // What happened to bindings since the last call, as far as Receive() has come: each event of
+  // each binding once.
+  //
+  // Thread-safety: as Receive(), and not while it runs.   Blocks: never.
+  std::vector<BindingEvent> TakeEvents();
 
   // Gives fragments back by hand, in any order and at any time, and sends them at once. What
   // finds no room in the return ring is kept, and sent by a later call of any function here.
@@ -178,18 +234,28 @@ class Client {
   ~Client();
 
   // Creates a buffer and lets the queues receive into it, without stopping the port.
-  Status Bind(const BindOptions& options);
+  Result<BindingId> Bind(const BindOptions& options);
+  // Lets further queues receive into it. One that another binding has is moved, and no frame is
+  // lost.
+  Status AttachQueues(const std::string& binding, std::span<const QueueId> queues);
   // Ends it. What is held stays readable and returnable; the memory goes with the last of it.
-  Status Unbind(const std::string& name);
+  // What is still held after `drain_timeout`, if that is not zero, is revoked; a second call
+  // may set another. At most an hour.
+  Status Unbind(const std::string& name, std::chrono::milliseconds drain_timeout = {});
 
   Result<RxSocket> OpenRxSocket(const RxSocketOptions& options);
 
-  // Delivers matching frames to `rx_socket`. priority: -32768..32767, highest wins; among
-  // equals the rule that fixes more bits.
-  Result<FlowId> AddFlow(const Match& match, const RxSocket& rx_socket, int priority = 0);
-  // Points a rule at another RxSocket in one step: each frame goes to the one or the other.
-  Status UpdateFlow(FlowId flow, const RxSocket& rx_socket);
-  Status DeleteFlow(FlowId flow);
+  // Delivers matching frames to `rx_socket`.
+  Result<FlowId> AddFlow(const Match& match, const RxSocket& rx_socket,
+                         const FlowOptions& options = {});
+  // To each of 1 to 32, on the same page. Who is slow drops his own, and holds nobody up.
+  Result<FlowId> AddFlow(const Match& match, std::span<const RxSocket* const> rx_sockets,
+                         const FlowOptions& options = {});
+  // Points a rule at other RxSockets in one step: each frame goes to the former or the new ones.
+  Status UpdateFlow(FlowId flow, const RxSocket& rx_socket, Force force = Force::kNo);
+  Status UpdateFlow(FlowId flow, std::span<const RxSocket* const> rx_sockets,
+                    Force force = Force::kNo);
+  Status DeleteFlow(FlowId flow, Force force = Force::kNo);
 
  private:
   friend class RxSocket;
