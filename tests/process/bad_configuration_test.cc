@@ -93,6 +93,25 @@ TEST(BadConfiguration, MissingCapabilityIsNamed) {
   ExpectRefused(tap, HasSubstr("CAP_NET_ADMIN"), {"setpriv", "--bounding-set", "-net_admin"});
 }
 
+TEST(BadConfiguration, ExceptionTap) {
+  const std::vector<std::string> tap = {"--port", "p0=net_null0;exception_tap=kernel0"};
+  ExpectRefused({"--port", "p0=net_null0;exception_tap="}, HasSubstr("exception_tap=INTERFACE"));
+  ExpectRefused({"--port", "p0=net_null0;exception_tap=sixteen-letters-"},
+                AllOf(HasSubstr("port 'p0'"), HasSubstr("sixteen-letters-"), HasSubstr("15")));
+  if (access("/dev/net/tun", R_OK | W_OK) != 0) {
+    ExpectRefused(tap, HasSubstr("/dev/net/tun"));
+    return;
+  }
+  if (geteuid() != 0) {
+    ExpectRefused(tap, HasSubstr("CAP_NET_ADMIN"));
+    return;
+  }
+  ExpectRefused(tap, AllOf(HasSubstr("kernel0"), HasSubstr("CAP_NET_ADMIN")),
+                {"setpriv", "--bounding-set", "-net_admin"});
+  ExpectRefused({"--port", "p0=net_null0;exception_tap=lo"},
+                AllOf(HasSubstr("'lo'"), HasSubstr("already")));
+}
+
 TEST(RunDirectory, InUseByAnotherDaemon) {
   Daemon first({});
   ASSERT_TRUE(first.process().Running());

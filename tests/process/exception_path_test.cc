@@ -274,6 +274,8 @@ TEST(ExceptionPath, TheKernelAnswersWhileAnApplicationReceives) {
     Ip("addr add 198.18.0.2/24 dev kernel0");
   });
   const EchoServer server(other);
+  // What arrived while the tap was on its way is lost.
+  const v1::ExceptionPath before = daemon.GetPort("p0").exception_path();
 
   // Nobody wrote down any neighbour: ARP goes this way too.
   for (std::uint16_t number : {1, 2, 3}) {
@@ -297,8 +299,8 @@ TEST(ExceptionPath, TheKernelAnswersWhileAnApplicationReceives) {
   EXPECT_EQ(path.interface(), "kernel0");
   EXPECT_GT(path.to_kernel(), 1000u + 3u);
   EXPECT_GT(path.from_kernel(), 1000u + 3u);
-  EXPECT_EQ(path.to_kernel_drops(), 0u);
-  EXPECT_EQ(path.from_kernel_drops(), 0u);
+  EXPECT_EQ(path.to_kernel_drops(), before.to_kernel_drops());
+  EXPECT_EQ(path.from_kernel_drops(), before.from_kernel_drops());
   EXPECT_TRUE(port.queues(0).drops().empty()) << port.ShortDebugString();
 
   EXPECT_EQ(daemon.Stop(), 0);
