@@ -15,7 +15,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -43,12 +50,17 @@ class ExceptionPathTest : public testing::Test {
     network_ = open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC);
     if (unshare(CLONE_NEWNET) != 0) GTEST_SKIP() << "a network namespace needs root";
     if (access("/dev/net/tun", R_OK | W_OK) != 0) GTEST_SKIP() << "there is no /dev/net/tun";
+    std::string pattern = (std::filesystem::temp_directory_path() / "rxtoken-XXXXXX").string();
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    directory_ = pattern;
     this_worker = 3;
     pool_.reset(rte_pktmbuf_pool_create("frames", 64, 0, 0, 2048, SOCKET_ID_ANY));
     ASSERT_NE(pool_, nullptr);
   }
   void TearDown() override {
     this_worker = kNotAWorker;
+    std::error_code ignored;
+    if (!directory_.empty()) std::filesystem::remove_all(directory_, ignored);
     if (network_ < 0) return;
     setns(network_, CLONE_NEWNET);
     close(network_);
@@ -78,12 +90,32 @@ class ExceptionPathTest : public testing::Test {
     }
     return first;
   }
+  // Sends and receives on an interface.
+  static int PacketSocket(const std::string& interface) {
+    const int fd = socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC, htons(kEtherType));
+    sockaddr_ll address = {};
+    address.sll_family = AF_PACKET;
+    address.sll_protocol = htons(kEtherType);
+    address.sll_ifindex = static_cast<int>(if_nametoindex(interface.c_str()));
+    EXPECT_EQ(bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    return fd;
+  }
+  static bool Eventually(const std::function<bool()>& condition) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(kDeadlineMs);
+    while (!condition()) {
+      if (std::chrono::steady_clock::now() > deadline) return false;
+      sched_yield();
+    }
+    return true;
+  }
+
   // Of an Ethernet type that nobody else sends.
+  static constexpr std::uint16_t kEtherType = 0x88B5;
   static Frame MakeFrame(std::size_t bytes) {
     Frame frame(bytes);
     for (std::size_t i = 0; i < bytes; i++) frame[i] = static_cast<std::uint8_t>(2 + i * 7);
-    frame[12] = 0x88;
-    frame[13] = 0xB5;
+    frame[12] = kEtherType >> 8;
+    frame[13] = kEtherType & 0xFF;
     return frame;
   }
 
@@ -92,6 +124,7 @@ class ExceptionPathTest : public testing::Test {
   };
   std::unique_ptr<rte_mempool, PoolDeleter> pool_;
   int network_ = -1;
+  std::filesystem::path directory_;
 };
 
 TEST_F(ExceptionPathTest, HasTheAddressAndTheMtuOfThePort) {
@@ -111,15 +144,43 @@ TEST_F(ExceptionPathTest, HasTheAddressAndTheMtuOfThePort) {
   close(socket);
 }
 
+// Each kind of driver has its own idea of how many queues it must send with.
+TEST_F(ExceptionPathTest, SendsByEveryKindOfPort) {
+  const std::string capture = directory_ / "in.pcap";
+  std::ofstream(capture).write("\xD4\xC3\xB2\xA1\x02\0\x04\0\0\0\0\0\0\0\0\0\xFF\xFF\0\0\x01\0\0\0",
+                               24);
+  const struct {
+    std::string device;
+    std::uint32_t queues;
+  } kinds[] = {
+      {"net_null0", 3},
+      {"net_pcap0,rx_pcap=" + capture, 1},
+      {"net_memif0,role=server,socket-abstract=no,socket=" + (directory_ / "memif").string(), 2},
+      {"net_tap0,iface=wire0", 2}};
+  for (const auto& kind : kinds) {
+    SCOPED_TRACE(kind.device);
+    const auto port = Port::Open(
+        {.name = "p0", .device = kind.device, .queues = kind.queues, .exception_tap = "kernel0"},
+        0);
+    ASSERT_TRUE(port.ok()) << port.status().message();
+    const int kernel = PacketSocket("kernel0");
+    const Frame frame = MakeFrame(1514);
+    ASSERT_EQ(send(kernel, frame.data(), frame.size(), 0), 1514);
+    const ExceptionPath& path = *(*port)->exception_path();
+    // A memif has nobody to send to.
+    EXPECT_TRUE(
+        Eventually([&] { return path.info().from_kernel + path.info().from_kernel_drops != 0; }));
+    if (!kind.device.starts_with("net_memif")) {
+      EXPECT_EQ(path.info().from_kernel_drops, 0u);
+    }
+    close(kernel);
+  }
+}
+
 TEST_F(ExceptionPathTest, HandsAFrameOfSeveralSegmentsOverInOnePiece) {
   const auto port = Open("kernel0");
   ASSERT_TRUE(port.ok()) << port.status().message();
-  const int kernel = socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC, htons(0x88B5));
-  sockaddr_ll address = {};
-  address.sll_family = AF_PACKET;
-  address.sll_protocol = htons(0x88B5);
-  address.sll_ifindex = static_cast<int>(if_nametoindex("kernel0"));
-  ASSERT_EQ(bind(kernel, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  const int kernel = PacketSocket("kernel0");
   ExceptionPath& path = *(*port)->exception_path();
 
   for (const std::size_t segment_bytes : {1514, 700, 100}) {
@@ -158,12 +219,8 @@ TEST_F(ExceptionPathTest, CountsEveryFrame) {
   for (std::uint64_t i = 0; i < kFrames; i++) taken += path.Send(mbuf.get());
   EXPECT_GE(taken, 256u);
   EXPECT_EQ(path.info().to_kernel_drops, kFrames - taken);
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(kDeadlineMs);
-  while (path.info().to_kernel + path.info().to_kernel_drops < kFrames &&
-         std::chrono::steady_clock::now() < deadline) {
-    sched_yield();
-  }
-  EXPECT_EQ(path.info().to_kernel, taken);
+  EXPECT_TRUE(Eventually([&] { return path.info().to_kernel == taken; }));
+  EXPECT_EQ(path.info().to_kernel_drops, kFrames - taken);
 }
 
 TEST_F(ExceptionPathTest, RefusesNamesThatCannotBe) {
