@@ -93,7 +93,7 @@ TEST(Placement, ATapAppliesARuleOrSaysWhyNot) {
 
   const v1::Flow flow = AddSteeredFlow(daemon, match);
   const bool in_hardware = flow.placement() == v1::PLACEMENT_HARDWARE;
-  std::printf("net_tap: %s\n", in_hardware ? "HARDWARE" : flow.placement_reason().c_str());
+  std::printf("%s\n", in_hardware ? "HARDWARE" : flow.placement_reason().c_str());
   if (in_hardware) {
     EXPECT_EQ(flow.placement_reason(), "");
   } else {
