@@ -23,8 +23,10 @@ constexpr std::uint16_t kUdpPort = 5000;
 constexpr std::uint32_t kSteeredQueue = 1;
 
 // A rx socket "rx" and a rule for it, which port p0 shall apply if `steer` says so.
-v1::Flow AddSteeredFlow(Daemon& daemon, const v1::Match& match, bool steer = true) {
+v1::Flow AddSteeredFlow(Daemon& daemon, const v1::Match& match, bool steer = true,
+                        std::int32_t priority = 0) {
   v1::AddFlowRequest request;
+  request.set_priority(priority);
   request.add_rx_sockets("rx");
   *request.mutable_match() = match;
   if (steer) {
@@ -36,6 +38,14 @@ v1::Flow AddSteeredFlow(Daemon& daemon, const v1::Match& match, bool steer = tru
   const grpc::Status status = daemon.flows().AddFlow(&context, request, &flow);
   EXPECT_TRUE(status.ok()) << status.error_message();
   return flow;
+}
+
+void DeleteFlow(Daemon& daemon, const v1::Flow& flow) {
+  v1::DeleteFlowRequest request;
+  request.set_id(flow.id());
+  v1::DeleteFlowResponse response;
+  grpc::ClientContext context;
+  EXPECT_TRUE(daemon.flows().DeleteFlow(&context, request, &response).ok());
 }
 
 v1::Flow OnlyFlow(Daemon& daemon) {
@@ -78,7 +88,8 @@ TEST(Placement, ATapAppliesARuleOrSaysWhyNot) {
   const NetworkNamespace network;
   if (!network.ok()) GTEST_SKIP() << "a network namespace needs root";
   if (access("/dev/net/tun", R_OK | W_OK) != 0) GTEST_SKIP() << "there is no /dev/net/tun";
-  constexpr std::uint64_t kCount = 100;
+  constexpr int kSenders = 8;  // which the kernel would spread over both queues
+  constexpr std::uint64_t kCount = 25;
   Daemon daemon({"--port", "p0=net_tap0,iface=tap0;queues=2"});
   ASSERT_TRUE(daemon.process().Running()) << daemon.process().Errors();
   daemon.Bind("b0", "p0", 4096, 4096, /*queues=*/2);
@@ -100,23 +111,34 @@ TEST(Placement, ATapAppliesARuleOrSaysWhyNot) {
     EXPECT_EQ(flow.placement(), v1::PLACEMENT_SOFTWARE);
     EXPECT_THAT(flow.placement_reason(), StartsWith("net_tap: "));
   }
+  // A priority that no kernel has is refused everywhere.
+  const v1::Flow refused = AddSteeredFlow(daemon, match, /*steer=*/true, -32768);
+  EXPECT_EQ(refused.placement(), v1::PLACEMENT_SOFTWARE);
+  EXPECT_THAT(refused.placement_reason(), StartsWith("net_tap: "));
+  std::printf("%s\n", refused.placement_reason().c_str());
+  DeleteFlow(daemon, refused);
+  // What is deleted is gone from the port: the same again is not in its own way.
+  DeleteFlow(daemon, flow);
+  EXPECT_EQ(AddSteeredFlow(daemon, match).placement(), flow.placement());
 
   v1::ReceiveRequest request;
   request.set_rx_socket("rx");
-  request.set_max_messages(kCount);
+  request.set_max_messages(kSenders * kCount);
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + kDeadline);
   const auto stream = daemon.tokens().Receive(&context, request);
   ASSERT_TRUE(WaitUntil([&] { return daemon.GetRxSocket("rx").attached(); }));
-  EXPECT_TRUE(SendUdp("198.18.0.2", kUdpPort, {}, {.count = kCount}));
+  for (int sender = 0; sender < kSenders; sender++) {
+    EXPECT_TRUE(SendUdp("198.18.0.2", kUdpPort, {}, {.count = kCount}));
+  }
   v1::ReceiveResponse response;
   std::uint64_t received = 0;
   while (stream->Read(&response)) received += static_cast<std::uint64_t>(response.messages_size());
   EXPECT_TRUE(stream->Finish().ok());
-  EXPECT_EQ(received, kCount);
-  EXPECT_EQ(OnlyFlow(daemon).packets(), kCount);
+  EXPECT_EQ(received, kSenders * kCount);
+  EXPECT_EQ(OnlyFlow(daemon).packets(), kSenders * kCount);
   if (in_hardware) {
-    EXPECT_GE(daemon.GetPort("p0").queues(kSteeredQueue).rx_packets(), kCount);
+    EXPECT_GE(daemon.GetPort("p0").queues(kSteeredQueue).rx_packets(), kSenders * kCount);
   }
 }
 
