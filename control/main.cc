@@ -8,9 +8,11 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <sys/un.h>
 
 #include <CLI/CLI.hpp>
@@ -209,6 +211,22 @@ void NotifyReady() {
          static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length));
 }
 
+// Has the control loop give back, once a second, what was not used for a second.
+Result<UniqueFd> StartTrimming(ControlLoop& loop, Dataplane& dataplane) {
+  UniqueFd timer(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
+  const itimerspec second = {.it_interval = {.tv_sec = 1, .tv_nsec = 0},
+                             .it_value = {.tv_sec = 1, .tv_nsec = 0}};
+  timerfd_settime(timer.get(), 0, &second, nullptr);
+  const int fd = timer.get();
+  const Status watched = loop.Watch(fd, EPOLLIN, [fd, &dataplane](std::uint32_t) {
+    std::uint64_t ticks;
+    (void)!read(fd, &ticks, sizeof ticks);
+    dataplane.TrimMemory();
+  });
+  if (!watched.ok()) return watched;
+  return timer;
+}
+
 int Serve(const Config& config, const UniqueFd& stop_signals) {
   Result<RunDir> run_dir = RunDir::Claim(config.run_dir);
   if (!run_dir.ok()) {
@@ -225,6 +243,8 @@ int Serve(const Config& config, const UniqueFd& stop_signals) {
   if (!created.ok()) return Fail(created.status(), kExitFailure);
   ControlLoop& loop = **created;
   loop.SetHousekeeping([&] { return manager.ReapBindings(); });
+  const Result<UniqueFd> trimming = StartTrimming(loop, **dataplane);
+  if (!trimming.ok()) return Fail(trimming.status(), kExitFailure);
   const auto descriptors = DescriptorServer::Start(loop, manager, run_dir->descriptor_socket());
   if (!descriptors.ok()) return Fail(descriptors.status(), kExitFailure);
 

@@ -50,6 +50,7 @@ class DataplaneImpl final : public Dataplane {
   Result<Attachment> Attach(std::uint64_t rx_socket) override;
   Status Detach(std::uint64_t rx_socket) override;
   Result<std::uint64_t> CloseRxSocket(std::uint64_t rx_socket) override;
+  void TrimMemory() override;
   Result<RxSocketInfo> GetRxSocket(std::uint64_t rx_socket, bool audit) override;
 
   void SetRules(std::span<const FlowRule> rules) override;
@@ -413,6 +414,10 @@ Result<std::uint64_t> DataplaneImpl::CloseRxSocket(std::uint64_t id) {
   const std::uint64_t reclaimed = Close(*it->second, CloseReason::kClosed);
   rx_sockets_.erase(it);
   return reclaimed;
+}
+
+void DataplaneImpl::TrimMemory() {
+  for (auto& [id, socket] : rx_sockets_) socket->slots().Trim();
 }
 
 Result<RxSocketInfo> DataplaneImpl::GetRxSocket(std::uint64_t id, bool audit) {

@@ -207,6 +207,8 @@ class Dataplane {
   // Precondition: no rule names it. Answers how many fragments it still held.
   // Errors: kNotFound
   virtual Result<std::uint64_t> CloseRxSocket(std::uint64_t rx_socket) = 0;
+  // Gives back the memory that rx sockets used, but not since the last call. Once a second.
+  virtual void TrimMemory() = 0;
   // Errors: kNotFound
   virtual Result<RxSocketInfo> GetRxSocket(std::uint64_t rx_socket, bool audit) = 0;
 

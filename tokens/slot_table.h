@@ -14,8 +14,12 @@
 // Two workers that lend the first page of one binding at the same moment may each take a
 // slot for it. That is harmless: each lane announces its own.
 //
-// Thread-safety: Acquire and Release by any worker; Forget by the control thread, once no
-//                lane knows the binding any more.
+// Memory: 4 bytes a page of the binding, where lent from, until the slot is given to another
+// binding, forgotten, or unused between two calls of Trim. Outstanding counts that reach zero
+// all the time, as they do under light traffic, cost no system call.
+//
+// Thread-safety: Acquire, Rejoin and Release by any worker; Trim by the control thread, and
+//                Forget too, once no lane knows the binding any more.
 #pragma once
 
 #include <array>
@@ -84,17 +88,18 @@ class SlotTable {
 
   // Drops every slot that names `binding`, and the memory of its urefs.
   void Forget(std::uint32_t binding) noexcept {
+    for (Slot& slot : slots_) Empty(slot, std::uint64_t{binding} << 16);
+  }
+
+  // Does so with every slot that was unused at the last call, and has been since.
+  void Trim() noexcept {
     for (Slot& slot : slots_) {
-      std::uint64_t unused = std::uint64_t{binding} << 16;
-      // order: acquire pairs with the release of the last user. If it fails, the slot names
-      // another binding, or a worker takes it for one just now.
-      if (!slot.word.compare_exchange_strong(unused, kBusy, std::memory_order_acquire,
-                                             std::memory_order_relaxed)) {
-        continue;
+      const std::uint64_t word = slot.word.load(std::memory_order_relaxed);
+      const std::uint64_t released = slot.released.load(std::memory_order_relaxed);
+      if (word != 0 && (word & (kBusy | kWorkers)) == 0 && released == slot.released_at_trim) {
+        Empty(slot, word);
       }
-      slot.urefs = UrefArray();
-      slot.released.store(0, std::memory_order_relaxed);
-      slot.word.store(0, std::memory_order_release);
+      slot.released_at_trim = released;
     }
   }
 
@@ -119,6 +124,7 @@ class SlotTable {
   struct Slot {
     std::atomic<std::uint64_t> word{0};
     std::atomic<std::uint64_t> released{0};  // when, as a count of releases; 0: never used
+    std::uint64_t released_at_trim = 0;      // [ctl]
     UrefArray urefs;                         // written only while busy
   };
 
@@ -127,6 +133,19 @@ class SlotTable {
   }
   static constexpr std::uint32_t Binding(std::uint64_t word) noexcept {
     return static_cast<std::uint32_t>(word >> 16);
+  }
+
+  // Makes a slot with this word, which is unused, as new. Does nothing if it has another one.
+  static void Empty(Slot& slot, std::uint64_t word) noexcept {
+    // order: acquire pairs with the release of the last user. If it fails, the slot names
+    // another binding, or a worker takes it just now.
+    if (!slot.word.compare_exchange_strong(word, kBusy, std::memory_order_acquire,
+                                           std::memory_order_relaxed)) {
+      return;
+    }
+    slot.urefs = UrefArray();
+    slot.released.store(0, std::memory_order_relaxed);
+    slot.word.store(0, std::memory_order_release);
   }
 
   // Gives an unused slot, and the new `urefs` for the old ones, to `binding`. False: another

@@ -118,5 +118,37 @@ TEST(SlotTable, IsSharedByWorkersOfABindingUntilItIsForgotten) {
   EXPECT_EQ(outcome.failure, "");
 }
 
+// A worker uses its slot again and again, and now and then finds it trimmed.
+TEST(SlotTable, IsTrimmedOnlyWhileNobodyUsesIt) {
+  const Outcome outcome = Explore({.deviations = 1, .random = 1000}, [](Scenario& scenario) {
+    auto& state = scenario.Make<OneFreeSlot>();
+    scenario.Thread([&] {
+      for (int i = 0; i < 2; i++) {
+        const std::uint32_t slot = state.Acquire(0, 0);
+        state.Use(slot, 0);
+        state.slots.Release(slot, 0);
+        if (state.slots.Rejoin(slot, 0, 1)) {
+          state.Use(slot, 1);
+          state.slots.Release(slot, 0);
+        }
+      }
+    });
+    scenario.Thread([&] {
+      for (int i = 0; i < 3; i++) state.slots.Trim();
+    });
+    scenario.Finally([&] {
+      state.slots.Trim();
+      state.slots.Trim();
+      std::uint32_t with_memory = 0;
+      for (std::uint32_t slot = 0; slot < kSlotsPerRxSocket; slot++) {
+        with_memory += state.slots.urefs(slot) != nullptr;
+      }
+      Check(with_memory == kSlotsPerRxSocket - 1, "what is not used is trimmed");
+    });
+  });
+
+  EXPECT_EQ(outcome.failure, "");
+}
+
 }  // namespace
 }  // namespace rxtoken::interleave

@@ -67,7 +67,7 @@ class Random {
   std::uint64_t state_;
 };
 
-enum class Action { kLend, kPublish, kRead, kReturn, kDrain, kLie, kClose, kRebind, kMove };
+enum class Action { kLend, kPublish, kRead, kReturn, kDrain, kLie, kClose, kRebind, kMove, kTrim };
 
 // Everything an operation does follows from its seed and the state it meets, so that a
 // sequence is still one when some of its operations are left out.
@@ -79,7 +79,7 @@ struct Operation {
 // What has happened at least once, so that we know that the sequences get everywhere.
 struct Coverage {
   std::uint64_t lent = 0, returned = 0, no_room = 0, no_slot = 0, no_page = 0, announced = 0,
-                swept = 0, rebound = 0;
+                swept = 0, rebound = 0, trimmed = 0;
   std::array<std::uint64_t, kRefusals> refusals = {};
 };
 
@@ -227,6 +227,7 @@ class World {
       case Action::kClose: Close(random); break;
       case Action::kRebind: Rebind(random); break;
       case Action::kMove: Move(random); break;
+      case Action::kTrim: Trim(); break;
     }
     if (recycler_.Take() != back_) Differ("pages that came back");
     back_.clear();
@@ -597,6 +598,19 @@ class World {
     for (void* object : objects) binding.free.insert(Binding::Page(object));
   }
 
+  // The memory of slots that are not used goes; nothing else happens.
+  void Trim() {
+    log_ << "trim";
+    RxSocket& rx_socket = *rx_sockets_[socket_];
+    const std::set<std::uint32_t> used = rx_socket.UsedSlots();
+    for (int i = 0; i < 2; i++) rx_socket.slots.Trim();
+    for (std::uint32_t slot = 0; slot < kSlotsPerRxSocket; slot++) {
+      const bool there = rx_socket.slots.urefs(slot) != nullptr;
+      if (there != used.contains(slot)) Differ("memory of a slot");
+      coverage_->trimmed += !there;
+    }
+  }
+
   // ---- the model -----------------------------------------------------------------------------
 
   std::optional<std::uint32_t> Pop(Binding& binding) {
@@ -748,6 +762,8 @@ std::vector<Operation> Sequence(std::uint64_t seed) {
       action = Action::kRebind;
     } else if (dice < lend + 375) {
       action = Action::kMove;
+    } else if (dice < lend + 377) {
+      action = Action::kTrim;
     }
     operations.push_back({action, random.Next()});
   }
@@ -833,6 +849,7 @@ TEST(LaneModel, RandomSequencesDoWhatTheModelDoes) {
   EXPECT_NE(coverage.announced, 0u);
   EXPECT_NE(coverage.swept, 0u);
   EXPECT_NE(coverage.rebound, 0u);
+  EXPECT_NE(coverage.trimmed, 0u);
   for (std::size_t i = 0; i < kRefusals; i++) {
     if (static_cast<Refusal>(i) == Refusal::kBadRing) continue;  // not counted by token
     EXPECT_NE(coverage.refusals[i], 0u) << kRefusalNames[i];

@@ -137,6 +137,7 @@ class FakeDataplane : public Dataplane {
     sockets.erase(rx_socket);
     return 7;
   }
+  void TrimMemory() override {}
   Result<RxSocketInfo> GetRxSocket(std::uint64_t, bool audit) override {
     RxSocketInfo info;
     if (audit) info.audited_outstanding = 3;

@@ -2,6 +2,9 @@
 // fakes.h - what the tests of tokens/ put around a lane: rings and a page recycler.
 #pragma once
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -50,6 +53,16 @@ class TestRings {
   DescriptorRing* const descriptors_;
   ReturnRing* const returns_;
 };
+
+// How much of this memory is there; nothing if it is not mapped.
+inline std::size_t ResidentBytes(const void* data, std::size_t bytes) {
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  std::vector<unsigned char> there((bytes + page - 1) / page);
+  if (mincore(const_cast<void*>(data), bytes, there.data()) != 0) return 0;
+  std::size_t n = 0;
+  for (const unsigned char c : there) n += c & 1;
+  return n * page;
+}
 
 // Remembers the pages that came back, by binding, in order.
 class TestRecycler {

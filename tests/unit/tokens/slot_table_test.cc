@@ -174,6 +174,33 @@ TEST_F(SlotTableTest, AForgottenSlotIsTheNextToBeUsed) {
   EXPECT_EQ(Acquire(34), slots[4]);
 }
 
+TEST_F(SlotTableTest, TrimsASlotThatIsNotUsedFromOneCallToTheNext) {
+  const std::uint32_t slot = Acquire(1).value();
+  slots_.Release(slot, kWorker);
+
+  slots_.Trim();
+  EXPECT_NE(slots_.urefs(slot), nullptr) << "it was used since the last call";
+  slots_.Trim();
+
+  EXPECT_EQ(slots_.urefs(slot), nullptr);
+  EXPECT_FALSE(slots_.Rejoin(slot, kWorker, 1));
+  const std::uint32_t again = Acquire(1).value();
+  EXPECT_EQ(slots_.urefs(again)[0], 0u);
+}
+
+TEST_F(SlotTableTest, TrimsNoSlotThatIsUsedNowOrWasInBetween) {
+  const std::uint32_t used = Acquire(1).value();
+  const std::uint32_t was_used = Acquire(2).value();
+  slots_.Release(was_used, kWorker);
+
+  for (int i = 0; i < 5; i++) {
+    slots_.Trim();
+    ASSERT_NE(slots_.urefs(used), nullptr);
+    ASSERT_TRUE(slots_.Rejoin(was_used, kWorker, 2));
+    slots_.Release(was_used, kWorker);
+  }
+}
+
 TEST_F(SlotTableTest, RefusesABindingWhoseUrefsFindNoMemory) {
   const PageTable& table = Table(1);
   rlimit old = {};
