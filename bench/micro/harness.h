@@ -40,6 +40,11 @@ inline void Pin(unsigned cpu) {
     Die("cannot run on CPU " + std::to_string(cpu));
 }
 
+inline bool MayRunOn(unsigned cpu) {
+  cpu_set_t allowed;
+  return ::sched_getaffinity(0, sizeof allowed, &allowed) == 0 && CPU_ISSET(cpu, &allowed);
+}
+
 // How often the calling thread was preempted.
 inline long Preemptions() {
   rusage usage;

@@ -25,7 +25,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -240,8 +239,9 @@ int Main(int argc, char** argv) {
   }
   CheckDesigns();
 
-  const bool two_threads = std::thread::hardware_concurrency() >= 2;
-  if (!two_threads) std::fprintf(stderr, "micro: one CPU only; two-thread cases are left out\n");
+  const bool two_threads = MayRunOn(1);
+  if (!two_threads)
+    std::fprintf(stderr, "micro: no CPU 1 here; cases of two threads are left out\n");
   Pin(0);
   this_worker = 0;
   if (Status s = StartEal({}); !s.ok()) Die(s.ToString());
