@@ -98,7 +98,7 @@ LEFT, RIGHT, ROW = 250, 760, 18
 def draw(sections, path):
     """A row for each design, a dot for each column, time on a logarithmic axis."""
     drawn = [(section, [c for c in columns if c in columns_of(sections[section])])
-             for section, columns in DRAWN.items()]
+             for section, columns in DRAWN.items() if section in sections]
     figures = [cells[column][0] for section, columns in drawn
                for cells in sections[section].values() for column in columns if column in cells]
     first, last = math.floor(math.log10(min(figures))), math.ceil(math.log10(max(figures)))

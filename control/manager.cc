@@ -626,7 +626,7 @@ void Manager::EndStream(std::uint64_t id) {
   for (const std::uint32_t token : rx_socket.reader->TakeUnreturned()) {
     unreturned.push_back({token, 1});
   }
-  if (!unreturned.empty()) LogFailure(dataplane_.ReturnTokens(id, unreturned).status());
+  if (!unreturned.empty()) LogFailure(dataplane_.ReturnTokens(id, unreturned, false).status());
   LogFailure(dataplane_.Detach(id));
   rx_socket.streaming = false;
   LogInfo("rx_socket_detached", {{"rx_socket", rx_socket.name}, {"id", id}});
@@ -832,8 +832,9 @@ void Manager::RemoveReceivers(Ends ends) {
 // -- tokens -----------------------------------------------------------------------------------
 
 Result<std::vector<RangeResult>> Manager::ReturnTokens(std::uint64_t rx_socket,
-                                                       std::span<const TokenRange> ranges) {
-  return dataplane_.ReturnTokens(rx_socket, ranges);
+                                                       std::span<const TokenRange> ranges,
+                                                       bool all_or_nothing) {
+  return dataplane_.ReturnTokens(rx_socket, ranges, all_or_nothing);
 }
 
 // -- sessions ---------------------------------------------------------------------------------

@@ -105,7 +105,8 @@ class Manager {
   // -- tokens -------------------------------------------------------------------------------
   // Errors: kNotFound
   Result<std::vector<RangeResult>> ReturnTokens(std::uint64_t rx_socket,
-                                                std::span<const TokenRange> ranges);
+                                                std::span<const TokenRange> ranges,
+                                                bool all_or_nothing);
 
   // -- sessions -----------------------------------------------------------------------------
   struct Session {

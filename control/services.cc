@@ -44,8 +44,8 @@ constexpr int kMaxStreams = 64;
 constexpr int kMaxThreads = kMaxStreams + 64;  // a stream occupies one, other calls share
 constexpr int kMessagesPerResponse = 64;
 
-constexpr int kMaxRanges = 4096;
-constexpr std::uint64_t kMaxTokensPerCall = 1 << 20;
+constexpr int kMaxRanges = 65536;
+constexpr std::uint32_t kMaxTokensPerCall = 1 << 20;
 constexpr std::uint32_t kTokensPerChunk = 65536;  // the control loop is held for that long
 
 static_assert(static_cast<int>(Code::kInvalidArgument) == grpc::StatusCode::INVALID_ARGUMENT);
@@ -282,7 +282,7 @@ class TokensService final : public v1::Tokens::Service {
       // The next chunk: ranges, or pieces of them, and whose they are.
       std::vector<TokenRange> chunk;
       std::vector<int> owners;
-      std::uint32_t room = kTokensPerChunk;
+      std::uint32_t room = request.all_or_nothing() ? kMaxTokensPerCall : kTokensPerChunk;
       while (index < request.ranges_size() && room > 0) {
         const v1::TokenRange& range = request.ranges(index);
         const std::uint32_t count = std::min(range.count() - done, room);
@@ -295,8 +295,9 @@ class TokensService final : public v1::Tokens::Service {
           done = 0;
         }
       }
-      const Result<std::vector<RangeResult>> results = daemon_.loop.Run(
-          deadline, [&] { return daemon_.manager.ReturnTokens(*rx_socket, chunk); });
+      const Result<std::vector<RangeResult>> results = daemon_.loop.Run(deadline, [&] {
+        return daemon_.manager.ReturnTokens(*rx_socket, chunk, request.all_or_nothing());
+      });
       if (!results.ok()) return results.status();
       for (std::size_t i = 0; i < chunk.size(); i++) {
         AddResult((*results)[i], *response.mutable_results(owners[i]));

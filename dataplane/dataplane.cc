@@ -87,7 +87,8 @@ class DataplaneImpl final : public Dataplane {
   std::vector<RuleInfo> GetRules() override;
 
   Result<std::vector<RangeResult>> ReturnTokens(std::uint64_t rx_socket,
-                                                std::span<const TokenRange> ranges) override;
+                                                std::span<const TokenRange> ranges,
+                                                bool all_or_nothing) override;
 
  private:
   struct OpenedPort {
@@ -660,8 +661,9 @@ std::vector<RuleInfo> DataplaneImpl::GetRules() {
 // Each token goes to the worker that owns its page, which is found by asking them in turn.
 // What no worker accepts is refused for the reason that came furthest.
 Result<std::vector<RangeResult>> DataplaneImpl::ReturnTokens(std::uint64_t id,
-                                                             std::span<const TokenRange> ranges) {
-  constexpr std::uint32_t kChunk = 1024;  // tokens that a worker looks at between two rounds
+                                                             std::span<const TokenRange> ranges,
+                                                             bool all_or_nothing) {
+  constexpr std::size_t kChunk = 1024;  // tokens that a worker looks at between two rounds
   const auto it = rx_sockets_.find(id);
   if (it == rx_sockets_.end()) return NoSuch("rx socket", id);
   RxSocket& socket = *it->second;
@@ -670,16 +672,24 @@ Result<std::vector<RangeResult>> DataplaneImpl::ReturnTokens(std::uint64_t id,
     std::size_t range;
     Refusal reason = Refusal::kSlotNotInUse;
   };
+  std::size_t tokens = 0;
+  for (const TokenRange& range : ranges) tokens += range.count;
   std::vector<RangeResult> results(ranges.size());
   std::vector<Pending> pending;
+  bool refused = false;
+  std::vector<std::vector<std::uint32_t>> reserved(workers_.size());
+  // Now, so that no worker allocates.
+  for (auto& of_worker : reserved) of_worker.reserve(all_or_nothing ? tokens : kChunk);
   const auto flush = [&] {
     for (auto& worker : workers_) {
       worker->Call([&](Worker& w) {
         Lane& lane = socket.lane(w.index()).lane;
+        std::vector<std::uint32_t>& accepted = reserved[w.index()];
         std::erase_if(pending, [&](Pending& p) {
-          const Refusal refusal = lane.Check(p.token);
+          const Refusal refusal = lane.Reserve(p.token);
           if (refusal == Refusal::kCount) {
-            results[p.range].released += lane.Return(std::span(&p.token, 1), w.recycler());
+            accepted.push_back(p.token);
+            results[p.range].released++;
             return true;
           }
           p.reason = std::max(p.reason, refusal);
@@ -687,9 +697,14 @@ Result<std::vector<RangeResult>> DataplaneImpl::ReturnTokens(std::uint64_t id,
           if (last) {
             lane.Refuse(p.reason);
             results[p.range].refusals[static_cast<std::size_t>(p.reason)]++;
+            refused = true;
           }
           return last;
         });
+        if (!all_or_nothing) {
+          lane.Commit(accepted, w.recycler());
+          accepted.clear();
+        }
       });
     }
   };
@@ -700,6 +715,26 @@ Result<std::vector<RangeResult>> DataplaneImpl::ReturnTokens(std::uint64_t id,
     }
   }
   flush();
+  if (!all_or_nothing) return results;
+
+  for (auto& worker : workers_) {
+    std::span<const std::uint32_t> left = reserved[worker->index()];
+    while (!left.empty()) {
+      const auto lot = left.first(std::min(left.size(), kChunk));
+      left = left.subspan(lot.size());
+      worker->Call([&](Worker& w) {
+        Lane& lane = socket.lane(w.index()).lane;
+        if (refused) {
+          lane.Cancel(lot);
+        } else {
+          lane.Commit(lot, w.recycler());
+        }
+      });
+    }
+  }
+  if (refused) {
+    for (RangeResult& result : results) result.released = 0;
+  }
   return results;
 }
 

@@ -247,10 +247,13 @@ class Dataplane {
   // In the order in which the worker tries them.
   virtual std::vector<RuleInfo> GetRules() = 0;
 
-  // One fragment of each token of each range; one result for each range.
-  // Errors: kNotFound
+  // One fragment of each token of each range; one result for each range. With
+  // `all_or_nothing`, nothing is returned if a token is refused: then only refusals are
+  // reported. What the application returns at the same time by its rings may be refused in
+  // favour of this. Errors: kNotFound
   virtual Result<std::vector<RangeResult>> ReturnTokens(std::uint64_t rx_socket,
-                                                        std::span<const TokenRange> ranges) = 0;
+                                                        std::span<const TokenRange> ranges,
+                                                        bool all_or_nothing) = 0;
 };
 
 }  // namespace rxtoken

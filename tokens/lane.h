@@ -248,6 +248,32 @@ class Lane {
     return Refusal::kCount;
   }
 
+  // All or nothing, over as many lanes as tokens belong to: each token is reserved first, then
+  // all are committed, or all cancelled. A token that is in a batch twice is reserved twice,
+  // so it must be held twice. Meanwhile the lane may lend and return, but not Sweep().
+  //
+  // Takes a fragment of `token` out of what can be returned. Not kCount: why it is refused;
+  // then nothing was done.
+  Refusal Reserve(std::uint32_t token) noexcept {
+    const Refusal refusal = Check(token);
+    if (refusal == Refusal::kCount) {
+      std::atomic<std::uint32_t>& uref = UrefOf(token);
+      uref.store(uref.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
+    }
+    return refusal;
+  }
+  void Cancel(std::span<const std::uint32_t> reserved) noexcept {
+    for (const std::uint32_t token : reserved) {
+      std::atomic<std::uint32_t>& uref = UrefOf(token);
+      uref.store(uref.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    }
+  }
+  template <Recycler R>
+  void Commit(std::span<const std::uint32_t> reserved, R& recycler) noexcept {
+    Cancel(reserved);
+    Return(reserved, recycler);
+  }
+
   void Refuse(Refusal reason) noexcept { counters_.refusals[static_cast<std::size_t>(reason)]++; }
 
   // Takes back all that is outstanding, whatever the application does, looking at no more
@@ -341,6 +367,11 @@ class Lane {
   LaneCounters& counters() noexcept { return counters_; }
 
  private:
+  // Precondition: Check() accepts the token, or accepted it before it was reserved.
+  std::atomic<std::uint32_t>& UrefOf(std::uint32_t token) const noexcept {
+    return views_[token >> kPageBits].urefs[token & (kMaxPagesPerBuffer - 1)];
+  }
+
   // One slot as this lane sees it.
   struct SlotView {
     std::uint64_t outstanding = 0;  // fragments lent by this lane

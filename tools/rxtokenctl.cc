@@ -438,6 +438,9 @@ void AddReturn(CLI::App& app, Ctl& ctl) {
           "FIRST or FIRST:COUNT, one or more; decimal, or hexadecimal with 0x")
       ->required()
       ->option_text(" ");
+  verb.add_flag_function(
+      "--all-or-nothing", [&request](std::int64_t) { request.set_all_or_nothing(true); },
+      "Return nothing unless all are accepted");
 }
 
 // ---- stats -------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // harness.h - measures short cases, of one thread or two, beside each other on a busy machine.
 //
-// All cases of a group take turns in chunks of a millisecond, for many rounds, so that
-// whatever else the machine does falls on all of them alike. A chunk in which one of its
-// threads was preempted is done again. A figure is the median of a case's chunks.
+// All cases take turns in chunks of a millisecond, for many rounds, so that whatever else the
+// machine does falls on all of them alike. A chunk in which one of its threads was preempted
+// is done again. A figure is the median of a case's chunks.
 #pragma once
 
 #include <sched.h>
@@ -38,6 +38,11 @@ inline void Pin(unsigned cpu) {
   CPU_SET(cpu, &one);
   if (::sched_setaffinity(0, sizeof one, &one) != 0)
     Die("cannot run on CPU " + std::to_string(cpu));
+}
+
+inline bool MayRunOn(unsigned cpu) {
+  cpu_set_t allowed;
+  return ::sched_getaffinity(0, sizeof allowed, &allowed) == 0 && CPU_ISSET(cpu, &allowed);
 }
 
 // How often the calling thread was preempted.
@@ -123,7 +128,7 @@ class Bench {
 
   void Add(Case c) { cases_.push_back({std::move(c), 0, {}}); }
 
-  // Measures what was added, prints a line for each, and forgets it.
+  // Measures what was added, and prints a line for each.
   void Run() {
     for (Measured& m : cases_) m.per_chunk = OperationsPerChunk(m.c);
     for (int round = 0; round < options_.rounds; round++) {
@@ -133,7 +138,6 @@ class Bench {
       }
     }
     for (Measured& m : cases_) Print(m);
-    cases_.clear();
   }
 
  private:

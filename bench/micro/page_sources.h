@@ -29,7 +29,11 @@ class EndlessPages {
         factor_(random ? 0x9E37'79B1u : 1u << shift_) {}
 
   bool Take(std::span<std::uint32_t> pages) noexcept {
-    for (std::uint32_t& page : pages) page = next_++ * factor_ >> shift_;
+    const unsigned shift = shift_;
+    const std::uint32_t factor = factor_;
+    std::uint32_t next = next_;
+    for (std::uint32_t& page : pages) page = next++ * factor >> shift;
+    next_ = next;
     return true;
   }
   auto Open() noexcept {
@@ -37,8 +41,8 @@ class EndlessPages {
   }
 
  private:
-  unsigned shift_;
-  std::uint32_t factor_;
+  const unsigned shift_;
+  const std::uint32_t factor_;
   std::uint32_t next_ = 0;
 };
 

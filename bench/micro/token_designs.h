@@ -576,18 +576,15 @@ class LockFreeHash {
   ~LockFreeHash() { cds_lfht_destroy(table_, nullptr); }
 
   Token Lend(std::uint32_t page) noexcept {
-    // Nodes are used again in turn, half of them for one grace period.
-    if (next_ % (kNodes / 2) == 0) urcu_bp_synchronize_rcu();
-    Node& node = nodes_[next_ % kNodes];
-    if (node.lent.load(std::memory_order_relaxed)) Die("liburcu's table needs more nodes");
+    Node& node = NextNode();
     node.lent.store(true, std::memory_order_relaxed);
-    node.token = next_;
+    node.token = next_++;
     node.page = page;
     cds_lfht_node_init(&node.node);
     urcu_bp_read_lock();
     cds_lfht_add(table_, Hash(node.token), &node.node);
     urcu_bp_read_unlock();
-    return next_++;
+    return node.token;
   }
 
   std::uint32_t Return(Token token) noexcept {
@@ -615,6 +612,16 @@ class LockFreeHash {
     std::uint32_t page;
     std::atomic<bool> lent;
   };
+
+  // Nodes are used again in turn, but for those still lent, and after a grace period: one for
+  // half of them.
+  Node& NextNode() noexcept {
+    for (;; next_++) {
+      if (next_ % (kNodes / 2) == 0) urcu_bp_synchronize_rcu();
+      Node& node = nodes_[next_ % kNodes];
+      if (!node.lent.load(std::memory_order_relaxed)) return node;
+    }
+  }
 
   static unsigned long Hash(std::uint32_t token) noexcept {
     return token * 0x9E37'79B9'7F4A'7C15u >> 32;

@@ -67,7 +67,19 @@ class Random {
   std::uint64_t state_;
 };
 
-enum class Action { kLend, kPublish, kRead, kReturn, kDrain, kLie, kClose, kRebind, kMove, kTrim };
+enum class Action {
+  kLend,
+  kPublish,
+  kRead,
+  kReturn,
+  kReturnAll,
+  kDrain,
+  kLie,
+  kClose,
+  kRebind,
+  kMove,
+  kTrim
+};
 
 // Everything an operation does follows from its seed and the state it meets, so that a
 // sequence is still one when some of its operations are left out.
@@ -79,7 +91,7 @@ struct Operation {
 // What has happened at least once, so that we know that the sequences get everywhere.
 struct Coverage {
   std::uint64_t lent = 0, returned = 0, no_room = 0, no_slot = 0, no_page = 0, announced = 0,
-                swept = 0, rebound = 0, trimmed = 0;
+                swept = 0, rebound = 0, trimmed = 0, all_returned = 0, all_refused = 0;
   std::array<std::uint64_t, kRefusals> refusals = {};
 };
 
@@ -222,6 +234,7 @@ class World {
       case Action::kPublish: Publish(); break;
       case Action::kRead: Read(random); break;
       case Action::kReturn: Return(random); break;
+      case Action::kReturnAll: ReturnAll(random); break;
       case Action::kDrain: Drain(); break;
       case Action::kLie: Lie(random); break;
       case Action::kClose: Close(random); break;
@@ -447,6 +460,41 @@ class World {
     to.known.insert(to.known.end(), tokens.begin() + static_cast<std::ptrdiff_t>(queued),
                     tokens.end());
     if (random.Percent(50)) Drain();
+  }
+
+  // All of some tokens, or none.
+  void ReturnAll(Random& random) {
+    TestLane& to = lane();
+    std::vector<std::uint32_t> tokens;
+    for (std::uint32_t n = 1 + random.Below(6); tokens.size() < n;) {
+      tokens.push_back(PickToken(to, tokens, random));
+    }
+    // What is held may be returned, each as often as it is held.
+    std::map<std::uint32_t, std::uint32_t> held = to.held;
+    std::vector<std::uint32_t> reserved;
+    bool refused = false;
+    for (const std::uint32_t token : tokens) {
+      Refusal expected = ExpectedRefusal(to, token);
+      if (expected == Refusal::kCount && held.at(token)-- == 0) {
+        expected = Refusal::kNotHeld;
+        held.at(token) = 0;
+      }
+      const Refusal refusal = to.lane.Reserve(token);
+      if (refusal != expected) Differ("reservation of a token");
+      if (refusal == Refusal::kCount) reserved.push_back(token);
+      refused |= refusal != Refusal::kCount;
+    }
+    log_ << (refused ? "refuse " : "return ") << tokens.size() << " as a whole";
+    if (!refused) {
+      coverage_->all_returned++;
+      to.lane.Commit(tokens, recycler_);
+      if (ExpectReturn(to, tokens) != tokens.size()) Differ("the model itself");
+      return;
+    }
+    coverage_->all_refused++;
+    to.lane.Cancel(reserved);
+    for (const std::uint32_t token : reserved) to.known.push_back(token);
+    if (to.lane.Audit() != to.Outstanding()) Differ("urefs after a refusal");
   }
 
   std::uint32_t PickToken(TestLane& to, const std::vector<std::uint32_t>& batch, Random& random) {
@@ -764,6 +812,8 @@ std::vector<Operation> Sequence(std::uint64_t seed) {
       action = Action::kMove;
     } else if (dice < lend + 377) {
       action = Action::kTrim;
+    } else if (dice < lend + 400) {
+      action = Action::kReturnAll;
     }
     operations.push_back({action, random.Next()});
   }
@@ -850,6 +900,8 @@ TEST(LaneModel, RandomSequencesDoWhatTheModelDoes) {
   EXPECT_NE(coverage.swept, 0u);
   EXPECT_NE(coverage.rebound, 0u);
   EXPECT_NE(coverage.trimmed, 0u);
+  EXPECT_NE(coverage.all_returned, 0u);
+  EXPECT_NE(coverage.all_refused, 0u);
   for (std::size_t i = 0; i < kRefusals; i++) {
     if (static_cast<Refusal>(i) == Refusal::kBadRing) continue;  // not counted by token
     EXPECT_NE(coverage.refusals[i], 0u) << kRefusalNames[i];

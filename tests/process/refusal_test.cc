@@ -188,6 +188,40 @@ TEST_F(RefusedTokens, HeldTokensGoBackOverGrpc) {
   }
 }
 
+TEST_F(RefusedTokens, AllOrNothingOverBothWorkers) {
+  v1::ReturnTokensRequest request;
+  request.set_rx_socket("a");
+  request.set_session(a.session());
+  request.set_all_or_nothing(true);
+  const auto call = [&] {
+    v1::ReturnTokensResponse response;
+    grpc::ClientContext context;
+    const grpc::Status status = daemon.tokens().ReturnTokens(&context, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response;
+  };
+  std::size_t tokens = 0;
+  for (const RawFragment& fragment : of_a) {
+    v1::TokenRange& range = *request.add_ranges();
+    range.set_first_token(fragment.token);
+    range.set_count(1);
+    tokens++;
+  }
+  *request.add_ranges() = request.ranges(0);  // held once only
+
+  const v1::ReturnTokensResponse refused = call();
+  for (const v1::RangeResult& result : refused.results()) EXPECT_EQ(result.released(), 0u);
+  ASSERT_EQ(refused.results_size(), static_cast<int>(tokens) + 1);
+  EXPECT_EQ(ToMap(refused.results(refused.results_size() - 1).refusals()),
+            (Refusals{{"not_held", 1}}));
+  ExpectOnly({{"not_held", 1}}, 0);
+
+  request.mutable_ranges()->RemoveLast();
+  const v1::ReturnTokensResponse accepted = call();
+  for (const v1::RangeResult& result : accepted.results()) EXPECT_EQ(result.released(), 1u);
+  ExpectOnly({{"not_held", 1}}, tokens);
+}
+
 TEST_F(RefusedTokens, ATailThatIsFurtherAheadThanTheRingIsLong) {
   a.return_ring(0)->tail.store(a.entries() + 1000, std::memory_order_release);
   EXPECT_TRUE(WaitUntil(

@@ -191,9 +191,10 @@ class FakeDataplane : public Dataplane {
     }
     return list;
   }
-  Result<std::vector<RangeResult>> ReturnTokens(std::uint64_t,
-                                                std::span<const TokenRange> ranges) override {
+  Result<std::vector<RangeResult>> ReturnTokens(std::uint64_t, std::span<const TokenRange> ranges,
+                                                bool all_or_nothing) override {
     std::vector<RangeResult> results;
+    returned_all_or_nothing = all_or_nothing;
     for (const TokenRange& range : ranges) {
       returned.push_back({range.first_token, range.count});
       results.push_back({.released = range.count, .refusals = {}});
@@ -248,7 +249,8 @@ class FakeDataplane : public Dataplane {
   std::vector<FlowRule> rules;
   std::set<std::uint64_t> drained;  // bindings whose pages are all back
   std::vector<std::pair<std::uint32_t, std::uint32_t>> returned;
-  std::vector<std::string> calls;  // that took something away, in order
+  bool returned_all_or_nothing = false;  // the last of them
+  std::vector<std::string> calls;        // that took something away, in order
 
  private:
   std::vector<PortOptions> ports_;

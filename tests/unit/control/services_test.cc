@@ -194,6 +194,21 @@ TEST_F(ServicesTest, RangesAreReturnedInChunksAndAnsweredOneByOne) {
   });
 }
 
+TEST_F(ServicesTest, AllOrNothingIsOnePiece) {
+  Open("s");
+  v1::ReturnTokensRequest request;
+  request.set_rx_socket("s");
+  request.set_all_or_nothing(true);
+  request.add_ranges()->set_count(100'000);
+  request.add_ranges()->set_count(900'000);
+  v1::ReturnTokensResponse response;
+  ASSERT_TRUE(ReturnTokens(request, &response).ok());
+  OnLoop([&] {
+    EXPECT_THAT(dataplane_.returned, ElementsAre(Pair(0, 100'000), Pair(0, 900'000)));
+    EXPECT_TRUE(dataplane_.returned_all_or_nothing);
+  });
+}
+
 TEST_F(ServicesTest, RangesOutOfBoundsReturnNothing) {
   Open("s");
   const auto refused = [&](const v1::ReturnTokensRequest& request) {
@@ -215,8 +230,8 @@ TEST_F(ServicesTest, RangesOutOfBoundsReturnNothing) {
   range.set_count((1 << 20) + 1);
   EXPECT_THAT(refused(request), HasSubstr("at most 1048576"));
   range.set_count(1);
-  for (int i = 0; i < 4096; i++) request.add_ranges()->set_count(1);
-  EXPECT_THAT(refused(request), HasSubstr("at most 4096"));
+  for (int i = 0; i < 65536; i++) request.add_ranges()->set_count(1);
+  EXPECT_THAT(refused(request), HasSubstr("at most 65536"));
 }
 
 }  // namespace

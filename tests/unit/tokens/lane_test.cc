@@ -414,6 +414,40 @@ TEST_F(LaneTest, CheckAcceptsWhatIsHeldAndDoesNothing) {
   EXPECT_EQ(Snapshot(), before);
 }
 
+TEST_F(LaneTest, ReservesATokenAsOftenAsItIsHeld) {
+  Lend(table_, {Item(1), Item(1), Item(2)});
+
+  EXPECT_EQ(lane().Reserve(Token(0, 1)), Refusal::kCount);
+  EXPECT_EQ(lane().Reserve(Token(0, 1)), Refusal::kCount);
+  EXPECT_EQ(lane().Reserve(Token(0, 1)), Refusal::kNotHeld);
+  EXPECT_EQ(Return({Token(0, 1)}), 0u) << "nor can it be returned otherwise";
+}
+
+TEST_F(LaneTest, ACancelledReservationChangesNothing) {
+  Lend(table_, {Item(1), Item(1), Item(2)});
+  const State before = Snapshot();
+  const std::array reserved = {Token(0, 1), Token(0, 2), Token(0, 1)};
+  for (const std::uint32_t token : reserved) ASSERT_EQ(lane().Reserve(token), Refusal::kCount);
+
+  lane().Cancel(reserved);
+
+  EXPECT_EQ(Snapshot(), before);
+  EXPECT_EQ(Return({Token(0, 1), Token(0, 1), Token(0, 2)}), 3u);
+}
+
+TEST_F(LaneTest, ACommittedReservationIsAReturn) {
+  Lend(table_, {Item(1), Item(1), Item(2)});
+  const std::array reserved = {Token(0, 1), Token(0, 2), Token(0, 1)};
+  for (const std::uint32_t token : reserved) ASSERT_EQ(lane().Reserve(token), Refusal::kCount);
+  Lend(table_, {Item(2)});  // meanwhile
+
+  lane().Commit(reserved, recycler_);
+
+  EXPECT_THAT(recycler_.pages(7), ElementsAre(1));
+  EXPECT_EQ(lane().outstanding(), 1u);
+  EXPECT_EQ(lane().Audit(), 1u);
+}
+
 TEST_F(LaneTest, RefusesATokenOfASlotThatIsNotInUse) {
   ExpectRefused(Token(0, 0), Refusal::kSlotNotInUse);
   Lend(table_, {Item(1)});
