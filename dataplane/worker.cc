@@ -186,11 +186,10 @@ void Worker::ReceiveAllFrames(RxQueue& queue, CompiledRule& rule, RxLane& lane, 
       bytes += mbuf->data_len;
       const auto* const data = rte_pktmbuf_mtod(mbuf, const std::uint8_t*);
       run.targets[run.n] = &rule.targets[index_];
-      run.items[run.n] = {.page = pool.PageOf(data),
+      run.items[run.n] = {.flags = kWholeFrame,
+                          .page = pool.PageOf(data),
                           .offset = static_cast<std::uint16_t>(pool.OffsetOf(data)),
-                          .length = mbuf->data_len,
-                          .flags = kWholeFrame,
-                          .ip_header_distance = 0};
+                          .length = mbuf->data_len};
     }
   }
   const std::uint32_t plain = run.n;
@@ -255,11 +254,11 @@ void Worker::ReceiveFrame(RxQueue& queue, rte_mbuf* mbuf, Run& run) {
   const bool whole = !frame.udp || lane->content == Content::kFrame;
   const std::uint32_t skip = whole ? 0 : frame.payload_offset;
   run.targets[run.n] = &target;
-  run.items[run.n++] = {.page = pool->PageOf(data),
+  run.items[run.n++] = {.flags = whole ? kWholeFrame : std::uint8_t{0},
+                        .ip_header_distance = whole ? std::uint8_t{0} : frame.ip_header_distance,
+                        .page = pool->PageOf(data),
                         .offset = static_cast<std::uint16_t>(pool->OffsetOf(data) + skip),
-                        .length = whole ? mbuf->data_len : frame.payload_length,
-                        .flags = whole ? kWholeFrame : std::uint8_t{0},
-                        .ip_header_distance = whole ? std::uint8_t{0} : frame.ip_header_distance};
+                        .length = whole ? mbuf->data_len : frame.payload_length};
 }
 
 void Worker::Deliver(RxQueue& queue, const Run& run) {
@@ -350,11 +349,11 @@ DropReason Worker::DeliverInPlace(RxLane& lane, BufferPool& pool, const rte_mbuf
     const auto* const data = rte_pktmbuf_mtod(mbuf, const std::uint8_t*);
     const std::uint32_t length = std::min(left, mbuf->data_len - skip);
     left -= length;
-    items[n++] = {.page = pool.PageOf(data),
+    items[n++] = {.flags = static_cast<std::uint8_t>(flags | (left != 0 ? kMoreFragments : 0)),
+                  .ip_header_distance = distance,
+                  .page = pool.PageOf(data),
                   .offset = static_cast<std::uint16_t>(pool.OffsetOf(data) + skip),
-                  .length = static_cast<std::uint16_t>(length),
-                  .flags = static_cast<std::uint8_t>(flags | (left != 0 ? kMoreFragments : 0)),
-                  .ip_header_distance = distance};
+                  .length = static_cast<std::uint16_t>(length)};
     skip = distance = 0;
   }
   const auto message = std::span<const LendItem>(items.data(), n);

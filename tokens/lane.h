@@ -24,6 +24,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
@@ -48,14 +49,19 @@ struct LaneCounters {
   std::array<std::uint64_t, kRefusals> refusals = {};
 };
 
-// A piece of a message, ready to be lent.
+// A piece of a message, ready to be lent: the front of its descriptor, without slot and time.
 struct LendItem {
+  DescriptorKind kind = DescriptorKind::kFragment;
+  std::uint8_t flags = 0;  // kMoreFragments and so on
+  std::uint8_t ip_header_distance = 0;
+  std::uint8_t unused = 0;
   std::uint32_t page;
   std::uint16_t offset;  // bytes from the start of the page
   std::uint16_t length;
-  std::uint8_t flags;  // kMoreFragments and so on
-  std::uint8_t ip_header_distance;
 };
+static_assert(offsetof(LendItem, page) == offsetof(Descriptor, token));
+static_assert(offsetof(LendItem, offset) == offsetof(Descriptor, offset));
+static_assert(sizeof(LendItem) == offsetof(Descriptor, time_low));
 
 // What takes back a page on which nothing is lent any more. Pages come back in runs of one
 // binding: `recycler.Open(table)` answers an object that is called with each page index.
@@ -122,27 +128,27 @@ class Lane {
     std::atomic<std::uint32_t>* const cells = view.cells;
     std::atomic<std::uint32_t>* const urefs = view.urefs;
     const std::uint32_t owner = PageTable::OwnerBits(worker_);
-    const std::uint32_t slot_bits = lending_slot_ << kPageBits;
+    const std::uint64_t slot_bits = std::uint64_t{lending_slot_} << (kPageBits + 32);
     const std::uint64_t time_low = time_ns << 32;
     Descriptor* const ring = descriptors_->descriptors();
     const std::uint32_t mask = mask_;
     std::uint32_t tail = tail_;
     std::uint64_t bytes = 0;
     for (const LendItem& item : items) {
-      std::uint32_t lent = PageTable::Lent(cells[item.page].load(std::memory_order_relaxed));
-      if (lent >= PageTable::kMaxLent - 1) [[unlikely]]
-        lent = Saturate(table, lent);
-      cells[item.page].store(owner | (lent + 1), std::memory_order_relaxed);
-      urefs[item.page].store(urefs[item.page].load(std::memory_order_relaxed) + 1,
-                             std::memory_order_relaxed);
-      const std::uint64_t words[2] = {
-          static_cast<std::uint64_t>(DescriptorKind::kFragment) | std::uint64_t{item.flags} << 8 |
-              std::uint64_t{item.ip_header_distance} << 16 |
-              std::uint64_t{slot_bits | item.page} << 32,
-          std::uint64_t{item.offset} | std::uint64_t{item.length} << 16 | time_low};
+      std::uint64_t front;
+      std::uint32_t back;
+      std::memcpy(&front, &item, sizeof front);
+      std::memcpy(&back, &item.offset, sizeof back);
+      const std::size_t page = front >> 32;
+      std::uint32_t cell = cells[page].load(std::memory_order_relaxed);
+      if (cell - owner >= PageTable::kMaxLent - 1) [[unlikely]]
+        cell = Own(table, cell);
+      cells[page].store(cell + 1, std::memory_order_relaxed);
+      urefs[page].store(urefs[page].load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+      const std::uint64_t words[2] = {front | slot_bits, back | time_low};
       std::memcpy(static_cast<void*>(&ring[tail & mask]), words, sizeof(words));
       tail++;
-      bytes += item.length;
+      bytes += back >> 16;
     }
     tail_ = tail;
     view.outstanding += items.size();
@@ -474,12 +480,15 @@ class Lane {
     descriptors_->descriptors()[tail_++ & mask_] = time;
   }
 
-  // The count of a page that this lending brings to kMaxLent, or that is there already, as if
-  // it were one less.
-  [[gnu::noinline, gnu::cold]] static std::uint32_t Saturate(const PageTable& table,
-                                                             std::uint32_t lent) noexcept {
-    if (lent != PageTable::kMaxLent) table.CountSaturated();
-    return PageTable::kMaxLent - 1;
+  // The cell of a page that this worker has not owned before, as if it had; or, if this lending
+  // brings it to kMaxLent, or it is there already, as if it were one less.
+  [[gnu::noinline]] std::uint32_t Own(const PageTable& table, std::uint32_t cell) const noexcept {
+    std::uint32_t lent = PageTable::Lent(cell);
+    if (lent >= PageTable::kMaxLent - 1) {
+      if (lent != PageTable::kMaxLent) table.CountSaturated();
+      lent = PageTable::kMaxLent - 1;
+    }
+    return PageTable::OwnerBits(worker_) | lent;
   }
 
   // Takes a fragment back from a page that is not lent by us, which is refused, or that is

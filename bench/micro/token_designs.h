@@ -150,8 +150,7 @@ class Ours {
     if (lane_->Room(n) < n) return false;
     std::array<LendItem, kMaxBatch> items;
     for (std::uint32_t i = 0; i < n; i++) {
-      items[i] = {
-          .page = pages[i], .offset = 128, .length = 64, .flags = 0, .ip_header_distance = 28};
+      items[i] = {.ip_header_distance = 28, .page = pages[i], .offset = 128, .length = 64};
     }
     return lane_->Lend(table_, {items.data(), n}, 0);
   }

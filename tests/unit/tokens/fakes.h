@@ -102,11 +102,11 @@ constexpr std::uint32_t Token(std::uint32_t slot, std::uint32_t page) {
 
 constexpr LendItem Item(std::uint32_t page, std::uint16_t length = 100, std::uint16_t offset = 0,
                         std::uint8_t flags = 0, std::uint8_t ip_header_distance = 0) {
-  return {.page = page,
+  return {.flags = flags,
+          .ip_header_distance = ip_header_distance,
+          .page = page,
           .offset = offset,
-          .length = length,
-          .flags = flags,
-          .ip_header_distance = ip_header_distance};
+          .length = length};
 }
 
 inline std::uint64_t Refused(Lane& lane, Refusal reason) {
