@@ -390,10 +390,11 @@ Result<std::uint64_t> DataplaneImpl::Revoke(std::uint64_t id) {
   }
   std::uint64_t revoked = 0;
   for (auto& worker : workers_) {
-    for (auto& [socket_id, socket] : rx_sockets_) {
+    for (auto& entry : rx_sockets_) {
+      RxSocket& socket = *entry.second;
       for (bool done = false; !done;) {
         worker->Call([&](Worker& w) {
-          RxLane& lane = socket->lane(w.index());
+          RxLane& lane = socket.lane(w.index());
           const std::uint64_t before = lane.lane.counters().revoked;
           done = w.Revoke(lane, pool.table(), kSweepPages);
           revoked += lane.lane.counters().revoked - before;

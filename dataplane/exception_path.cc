@@ -118,7 +118,7 @@ Status ExceptionPath::OpenTap() {
 
 Status ExceptionPath::SetUp() {
   const int socket = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  const auto set = [&](unsigned long request_code, const char* what, ifreq request) {
+  const auto set = [&](unsigned long request_code, const char* what, ifreq& request) {
     if (socket >= 0 && ::ioctl(socket, request_code, &request) == 0) return Status();
     return Status(Code::kFailedPrecondition, "port '" + outlet_.port + "': exception_tap '" +
                                                  interface_ +
@@ -132,12 +132,13 @@ Status ExceptionPath::SetUp() {
   std::memcpy(address.ifr_hwaddr.sa_data, mac.addr_bytes, RTE_ETHER_ADDR_LEN);
   ifreq mtu = Named(interface_);
   mtu.ifr_mtu = MtuOf(outlet_.port_id);
-  ifreq up = Named(interface_);
-  up.ifr_flags = IFF_UP | IFF_RUNNING;
 
   Status status = set(SIOCSIFHWADDR, "MAC address", address);
   if (status.ok()) status = set(SIOCSIFMTU, "MTU", mtu);
-  if (status.ok()) status = set(SIOCSIFFLAGS, "state 'up'", up);
+  ifreq flags = Named(interface_);
+  if (status.ok()) status = set(SIOCGIFFLAGS, "state 'up'", flags);
+  flags.ifr_flags = static_cast<short>(flags.ifr_flags | IFF_UP);
+  if (status.ok()) status = set(SIOCSIFFLAGS, "state 'up'", flags);
   if (socket >= 0) ::close(socket);
   return status;
 }

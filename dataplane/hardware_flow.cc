@@ -7,6 +7,7 @@
 #include <rte_flow.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <string>
 
@@ -17,12 +18,22 @@ namespace {
 
 constexpr std::uint16_t kVlanIdBits = 0x0FFF;
 
-// The first `bits` bits of `bytes` bytes.
-void SetMask(void* to, std::size_t bytes, unsigned bits) {
-  auto* const mask = static_cast<std::uint8_t*>(to);
-  for (std::size_t i = 0; i < bytes; i++, bits -= std::min(bits, 8u)) {
-    mask[i] = static_cast<std::uint8_t>(bits >= 8 ? 0xFF : 0xFF << (8 - bits));
+using Address = std::array<std::uint8_t, 16>;
+
+// The first `bits` bits of an address.
+Address MaskOf(unsigned bits) {
+  Address mask;
+  for (std::uint8_t& byte : mask) {
+    byte = static_cast<std::uint8_t>(bits >= 8 ? 0xFF : 0xFF << (8 - bits));
+    bits -= std::min(bits, 8u);
   }
+  return mask;
+}
+
+rte_be32_t Ipv4(const Address& address) {
+  rte_be32_t word;
+  std::memcpy(&word, address.data(), sizeof word);
+  return word;
 }
 
 // What a header of a frame must have; a zero mask asks only that it is there.
@@ -76,10 +87,10 @@ class Pattern {
   void AppendIpv4(const FlowMatch& match) {
     rte_ipv4_hdr& value = ipv4_.value.hdr;
     rte_ipv4_hdr& mask = ipv4_.mask.hdr;
-    std::memcpy(&value.src_addr, match.source.address.data(), sizeof value.src_addr);
-    std::memcpy(&value.dst_addr, match.destination.address.data(), sizeof value.dst_addr);
-    SetMask(&mask.src_addr, sizeof mask.src_addr, match.source.length);
-    SetMask(&mask.dst_addr, sizeof mask.dst_addr, match.destination.length);
+    value.src_addr = Ipv4(match.source.address);
+    value.dst_addr = Ipv4(match.destination.address);
+    mask.src_addr = Ipv4(MaskOf(match.source.length));
+    mask.dst_addr = Ipv4(MaskOf(match.destination.length));
     value.next_proto_id = match.protocol.value_or(0);
     mask.next_proto_id = match.protocol ? 0xFF : 0;
     Append(RTE_FLOW_ITEM_TYPE_IPV4, ipv4_,
@@ -91,8 +102,8 @@ class Pattern {
     rte_ipv6_hdr& mask = ipv6_.mask.hdr;
     std::memcpy(value.src_addr, match.source.address.data(), sizeof value.src_addr);
     std::memcpy(value.dst_addr, match.destination.address.data(), sizeof value.dst_addr);
-    SetMask(mask.src_addr, sizeof mask.src_addr, match.source.length);
-    SetMask(mask.dst_addr, sizeof mask.dst_addr, match.destination.length);
+    std::memcpy(mask.src_addr, MaskOf(match.source.length).data(), sizeof mask.src_addr);
+    std::memcpy(mask.dst_addr, MaskOf(match.destination.length).data(), sizeof mask.dst_addr);
     value.proto = match.protocol.value_or(0);
     mask.proto = match.protocol ? 0xFF : 0;
     Append(RTE_FLOW_ITEM_TYPE_IPV6, ipv6_,

@@ -200,8 +200,10 @@ Result<std::unique_ptr<Port>> Port::Open(const PortOptions& options, std::uint32
     Status status = port->Probe();
     const bool probed = status.ok();
     if (probed) status = port->Configure(spare);
-    if (status.ok()) status = port->OpenExceptionPath();
-    if (status.ok()) return port;
+    if (status.ok()) {
+      if (status = port->OpenExceptionPath(); !status.ok()) return status;
+      return port;
+    }
     {
       LogCapture log;
       port.reset();

@@ -26,7 +26,8 @@ hugepages: true
 memory_mib: 512
 eal_args: [--log-level=debug]
 ports:
-  - {name: p0, device: "net_null0,size=64", queues: 2, ring_entries: 1024}
+  - {name: p0, device: "net_null0,size=64", queues: 2, ring_entries: 1024,
+     exception_tap: kernel0}
 bindings:
   - name: b0
     buffer_bytes: 64MiB
@@ -57,6 +58,7 @@ flows:
   EXPECT_EQ(config->ports[0].request.device, "net_null0,size=64");
   EXPECT_EQ(config->ports[0].request.queues, 2u);
   EXPECT_EQ(config->ports[0].request.ring_entries, 1024u);
+  EXPECT_EQ(config->ports[0].request.exception_tap, "kernel0");
 
   ASSERT_EQ(config->bindings.size(), 1u);
   const v1::BindRequest& binding = config->bindings[0].request;
@@ -172,12 +174,14 @@ TEST(Config, AFileThatCannotBeReadIsNamed) {
 }
 
 TEST(Flags, APortKeepsTheCommasOfItsDevice) {
-  const auto port = ParsePortFlag("p0=net_null0,size=64,copy=0;queues=2;ring=256");
+  const auto port =
+      ParsePortFlag("p0=net_null0,size=64,copy=0;queues=2;ring=256;exception_tap=kernel0");
   ASSERT_TRUE(port.ok());
   EXPECT_EQ(port->request.name, "p0");
   EXPECT_EQ(port->request.device, "net_null0,size=64,copy=0");
   EXPECT_EQ(port->request.queues, 2u);
   EXPECT_EQ(port->request.ring_entries, 256u);
+  EXPECT_EQ(port->request.exception_tap, "kernel0");
 }
 
 TEST(Flags, ABindingTakesQueuesAndOptionsInAnyOrder) {
@@ -197,7 +201,8 @@ TEST(Flags, ABindingOf64MiBIsTheDefault) {
 }
 
 TEST(Flags, WhatIsMalformedIsRefused) {
-  for (const char* text : {"", "p0", "=dev", "p0=", "p0=d;queues=0", "p0=d;ring", "p0=d;x=1"}) {
+  for (const char* text :
+       {"", "p0", "=dev", "p0=", "p0=d;queues=0", "p0=d;ring", "p0=d;x=1", "p0=d;exception_tap="}) {
     EXPECT_FALSE(ParsePortFlag(text).ok()) << text;
   }
   for (const char* text : {"", "b0", "b0=", "b0=p0", "b0=p0:", "b0=p0:x", "b0=:0", "b0=p0:1024",

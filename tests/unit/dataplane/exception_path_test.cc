@@ -141,6 +141,7 @@ TEST_F(ExceptionPathTest, HasTheAddressAndTheMtuOfThePort) {
   EXPECT_EQ(request.ifr_mtu, 1500);
   EXPECT_EQ(ioctl(socket, SIOCGIFFLAGS, &request), 0);
   EXPECT_NE(request.ifr_flags & IFF_UP, 0);
+  EXPECT_NE(request.ifr_flags & IFF_MULTICAST, 0);
   close(socket);
 }
 
