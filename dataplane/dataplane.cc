@@ -193,9 +193,6 @@ PortInfo DataplaneImpl::GetPort(std::uint32_t port) {
 // ---- bindings --------------------------------------------------------------------------------
 
 Status DataplaneImpl::CheckQueues(const std::string& who, std::span<const QueueRef> queues) const {
-  if (queues.empty()) {
-    return Status(Code::kInvalidArgument, who + "no queue given; name at least one");
-  }
   std::set<QueueRef> seen;
   for (const QueueRef& ref : queues) {
     if (ref.port >= ports_.size()) {
@@ -316,7 +313,8 @@ void DataplaneImpl::PointQueues(std::uint64_t id, Binding& binding,
     copied_into |= ports_[ref.port].port->writes_payload();
   }
   binding.pool->set_copied_into(copied_into);
-  binding.pool->pages().SetShared(workers.size() > 1);
+  // Whoever copies into a binding without queues may be any worker.
+  binding.pool->pages().SetShared(workers.size() != 1 && workers_.size() > 1);
   for (const QueueRef& ref : queues) {
     WorkerOf(ref).Call([&](Worker& w) {
       w.Attach(ports_[ref.port].port.get(), static_cast<std::uint16_t>(ref.queue),
@@ -332,6 +330,9 @@ Status DataplaneImpl::AttachQueues(std::uint64_t id, std::span<const QueueRef> q
   Binding& binding = it->second;
   const std::string who = "binding '" + binding.name + "': ";
   if (binding.pool->draining()) return Status(Code::kFailedPrecondition, who + "it is draining");
+  if (queues.empty()) {
+    return Status(Code::kInvalidArgument, who + "no queue given; name at least one");
+  }
   if (Status s = CheckQueues(who, queues); !s.ok()) return s;
   std::vector<QueueRef> added;
   std::copy_if(queues.begin(), queues.end(), std::back_inserter(added),

@@ -227,7 +227,7 @@ v1::OpenRxSocketResponse Daemon::OpenRxSocket(const std::string& name, const std
 v1::Flow Daemon::AddFlow(const std::string& rx_socket, const v1::Match& match,
                          const std::string& session) {
   v1::AddFlowRequest request;
-  request.set_rx_socket(rx_socket);
+  request.add_rx_sockets(rx_socket);
   *request.mutable_match() = match;
   request.set_session(session);
   return Call(*flows_, &v1::Flows::Stub::AddFlow, request);
