@@ -120,6 +120,11 @@ std::string Process::WaitForLine(std::string_view prefix) {
   return found;
 }
 
+void Process::CloseInput() {
+  close(input_);
+  input_ = -1;
+}
+
 void Process::Tell(std::string_view line) {
   const std::string text = std::string(line) + "\n";
   EXPECT_EQ(write(input_, text.data(), text.size()), static_cast<ssize_t>(text.size()));
@@ -215,6 +220,16 @@ v1::Binding Daemon::Bind(const std::string& name, const std::string& port, std::
     id.set_queue(queue);
   }
   return Call(*bindings_, &v1::Bindings::Stub::Bind, request);
+}
+
+v1::Binding Daemon::AttachQueue(const std::string& name, const std::string& port,
+                                std::uint32_t queue) {
+  v1::AttachQueuesRequest request;
+  request.set_name(name);
+  v1::QueueId& id = *request.add_queues();
+  id.set_port(port);
+  id.set_queue(queue);
+  return Call(*bindings_, &v1::Bindings::Stub::AttachQueues, request);
 }
 
 v1::OpenRxSocketResponse Daemon::OpenRxSocket(const std::string& name, const std::string& session) {

@@ -61,6 +61,7 @@ class Process {
 
   // A line for its standard input.
   void Tell(std::string_view line);
+  void CloseInput();
   void Signal(int signal);
   bool Running();
   // Waits for its end. Exit code, or minus the number of the signal that ended it; nothing if
@@ -104,6 +105,8 @@ class Daemon {
   v1::RxSocket GetRxSocket(const std::string& name, bool audit = false);
   v1::Binding Bind(const std::string& name, const std::string& port, std::uint64_t pages,
                    std::uint32_t page_bytes = 4096, std::uint32_t queues = 1);
+  // Gives a binding a queue, whichever has it now.
+  v1::Binding AttachQueue(const std::string& name, const std::string& port, std::uint32_t queue);
   v1::OpenRxSocketResponse OpenRxSocket(const std::string& name, const std::string& session = "");
   v1::Flow AddFlow(const std::string& rx_socket, const v1::Match& match,
                    const std::string& session = "");

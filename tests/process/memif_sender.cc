@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // memif_sender.cc - sends a stream (stream.h) as frames into a memif socket.
 //
-// usage: memif_sender <socket> <seed> <min bytes> <max bytes>
+// usage: memif_sender <socket> <seed> <min bytes> <max bytes> [numbered]
 //
 // Prints "connected" when the other side is there. Then each line of standard input is a UDP
-// port and how many more datagrams to send there; each port gets the whole stream. Ends with
-// its input.
+// port and how many more datagrams to send there; each port gets the whole stream. Waits while
+// the ring to the other side is full. Ends with its input.
 //
 // One memif buffer takes a whole frame: DPDK 22.11 does not clear the "goes on in the next
 // buffer" flag when its ring comes round. The receiver cuts frames to its own pages.
@@ -76,19 +76,22 @@ void Send(rte_mempool* pool, const Stream& stream, std::uint16_t udp_port, std::
   void* room = rte_pktmbuf_append(mbuf, static_cast<std::uint16_t>(frame.size()));
   if (room == nullptr) Die("rte_pktmbuf_append");
   std::memcpy(room, frame.data(), frame.size());
-  if (rte_eth_tx_burst(kPort, kQueue, &mbuf, 1) != 1) Die("rte_eth_tx_burst");
+  if (!WaitUntil([&] { return rte_eth_tx_burst(kPort, kQueue, &mbuf, 1) == 1; })) {
+    Die("rte_eth_tx_burst");
+  }
 }
 
 }  // namespace
 }  // namespace rxtoken::test
 
 int main(int argc, char** argv) {
-  if (argc != 5) {
-    std::fprintf(stderr, "usage: memif_sender <socket> <seed> <min bytes> <max bytes>\n");
+  if (argc != 5 && argc != 6) {
+    std::fprintf(stderr,
+                 "usage: memif_sender <socket> <seed> <min bytes> <max bytes> [numbered]\n");
     return 2;
   }
   const rxtoken::test::Stream stream = {std::stoul(argv[2]), std::stoul(argv[3]),
-                                        std::stoul(argv[4])};
+                                        std::stoul(argv[4]), argc == 6};
   rte_mempool* pool = rxtoken::test::OpenPort(argv[1]);
   std::puts("connected");
   std::fflush(stdout);

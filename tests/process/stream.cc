@@ -104,6 +104,7 @@ std::vector<std::uint8_t> Datagram(const Stream& stream, std::uint64_t number) {
     const std::uint64_t word = Mix(key + i);
     std::memcpy(&payload[i], &word, sizeof(word));
   }
+  if (stream.numbered) std::memcpy(payload.data(), &number, sizeof number);
   payload.resize(DatagramBytes(stream, number));
   return payload;
 }

@@ -18,6 +18,7 @@ struct Stream {
   std::uint64_t seed = 1;
   std::size_t min_bytes = 0;
   std::size_t max_bytes = 1472;  // of payload; every size between the two occurs
+  bool numbered = false;         // begins with its number, 8 bytes; then min_bytes >= 8
 };
 
 std::size_t DatagramBytes(const Stream& stream, std::uint64_t number);

@@ -10,13 +10,21 @@
 // With --hold N it gives messages back only while it holds more than N, the newest and the
 // oldest in turn. With --keep it gives nothing back before the end of its input. With
 // --discard it receives for ever and checks nothing.
+//
+// With --numbered it receives until its input ends, whichever datagrams of a numbered stream
+// come, and prints "range <first> <last>" for each run of successive ones, in order of arrival,
+// before "done".
 #include <CLI/CLI.hpp>
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <iostream>
 #include <sstream>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "rxtoken/rxtoken.h"
@@ -39,6 +47,7 @@ struct Options {
   std::size_t hold = 0;
   bool keep = false;
   bool discard = false;
+  bool flow = true;  // add the rule
 };
 
 // The buffers as the kernel sees them in this process.
@@ -91,7 +100,14 @@ class Checker {
   explicit Checker(const Options& options) : options_(options) {}
 
   void Check(const Message& message) {
-    const std::vector<std::uint8_t> expected = Datagram(options_.stream, messages_);
+    std::uint64_t number = messages_;
+    if (options_.stream.numbered) {
+      message.CopyTo(std::as_writable_bytes(std::span(&number, 1)));
+      if (ranges_.empty() || number != ranges_.back().second + 1)
+        ranges_.emplace_back(number, number);
+      ranges_.back().second = number;
+    }
+    const std::vector<std::uint8_t> expected = Datagram(options_.stream, number);
     std::size_t at = 0;
     for (const Fragment& fragment : message.fragments()) {
       const std::span<const std::byte> payload = fragment.payload();
@@ -124,6 +140,7 @@ class Checker {
   std::uint64_t messages() const noexcept { return messages_; }
 
   void Print() const {
+    for (const auto& [first, last] : ranges_) std::printf("range %lu %lu\n", first, last);
     std::printf("done messages=%lu fragments=%lu bytes=%lu errors=%lu\n", messages_, fragments_,
                 bytes_, errors_);
     std::fflush(stdout);
@@ -142,13 +159,14 @@ class Checker {
   std::uint64_t fragments_ = 0;
   std::uint64_t bytes_ = 0;
   std::uint64_t errors_ = 0;
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges_;
 };
 
 void Run(const Options& options) {
   Client client = OrDie(Client::Connect({.run_dir = options.run_dir}));
   RxSocket rx_socket =
       OrDie(client.OpenRxSocket({.name = options.name, .ring_entries = options.ring_entries}));
-  OrDie(client.AddFlow(options.match, rx_socket));
+  if (options.flow) OrDie(client.AddFlow(options.match, rx_socket));
   std::puts("ready");
   std::fflush(stdout);
 
@@ -156,8 +174,19 @@ void Run(const Options& options) {
   std::vector<Message> batch(64);
   std::vector<Message> held;
   bool newest = false;
-  while (options.discard || checker.messages() < options.count) {
-    for (Message& message : OrDie(rx_socket.Receive(batch, kForever))) {
+  std::atomic<bool> stop = false;
+  std::jthread input;
+  if (options.stream.numbered) {
+    input = std::jthread([&] {
+      while (std::cin.get() != EOF) {
+      }
+      stop = true;
+    });
+  }
+  while (options.discard ||
+         (options.stream.numbered ? !stop : checker.messages() < options.count)) {
+    const auto timeout = options.stream.numbered ? std::chrono::milliseconds(10) : kForever;
+    for (Message& message : OrDie(rx_socket.Receive(batch, timeout))) {
       if (!options.discard) checker.Check(message);
       held.push_back(std::move(message));
       if (options.keep || held.size() <= options.hold) continue;
@@ -175,6 +204,7 @@ void Run(const Options& options) {
     rx_socket.Flush();
   }
   checker.Print();
+  if (options.stream.numbered) return;
   while (std::cin.get() != EOF) {
   }
 }
@@ -200,6 +230,8 @@ int main(int argc, char** argv) {
   app.add_option("--hold", options.hold);
   app.add_flag("--keep", options.keep);
   app.add_flag("--discard", options.discard);
+  app.add_flag("--numbered", options.stream.numbered);
+  app.add_flag("!--no-flow", options.flow);
   CLI11_PARSE(app, argc, argv);
   if (options.vlan >= 0) options.match.vlan = static_cast<std::uint16_t>(options.vlan);
   if (options.destination_port != 0) {

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// steering_test.cc - flows and queues move while numbered datagrams come at full speed: none is
+// lost, none comes twice, and a flow stays in order.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/process/harness.h"
+#include "tests/process/raw_client.h"
+#include "tests/process/stream.h"
+
+namespace rxtoken::test {
+namespace {
+
+using Range = std::pair<std::uint64_t, std::uint64_t>;  // first and last
+
+class Steering : public testing::Test {
+ protected:
+  static constexpr std::uint16_t kUdpPort = 5000;
+  static constexpr std::uint64_t kPages = 65536;
+  static constexpr std::uint64_t kMoves = 100;
+  static constexpr Stream kStream = {.min_bytes = 8, .max_bytes = 64, .numbered = true};
+
+  std::unique_ptr<Process> Receiver(const std::string& name, bool flow) {
+    std::vector<std::string> arguments = {RXTOKEN_TEST_CLIENT,
+                                          "--run-dir",
+                                          daemon.run_dir(),
+                                          "--name",
+                                          name,
+                                          "--udp-port",
+                                          std::to_string(kUdpPort),
+                                          "--ring-entries",
+                                          "65536",
+                                          "--min-bytes",
+                                          std::to_string(kStream.min_bytes),
+                                          "--max-bytes",
+                                          std::to_string(kStream.max_bytes),
+                                          "--numbered"};
+    if (!flow) arguments.push_back("--no-flow");
+    auto receiver = std::make_unique<Process>(arguments);
+    EXPECT_FALSE(receiver->WaitForLine("ready").empty());
+    return receiver;
+  }
+
+  void Connect() {
+    sender = std::make_unique<Process>(std::vector<std::string>{
+        RXTOKEN_MEMIF_SENDER, socket, std::to_string(kStream.seed),
+        std::to_string(kStream.min_bytes), std::to_string(kStream.max_bytes), "numbered"});
+    ASSERT_FALSE(sender->WaitForLine("connected").empty());
+  }
+
+  std::uint64_t Returned() {
+    std::uint64_t n = 0;
+    for (const std::string& name : names) n += daemon.GetRxSocket(name).statistics().returned();
+    return n;
+  }
+
+  // Sends without a break, a lot ahead of what came back, and calls `move` kMoves times meanwhile.
+  template <typename Move>
+  void SendWhile(Move move) {
+    constexpr std::uint64_t kLot = 10'000;
+    constexpr std::uint64_t kWindow = 40'000;  // less than the rings and the buffer take
+    const auto start = std::chrono::steady_clock::now();
+    for (std::uint64_t i = 0; i < kMoves && !HasFailure(); i++) {
+      sender->Tell(std::to_string(kUdpPort) + " " + std::to_string(kLot));
+      sent += kLot;
+      move(i);
+      ASSERT_TRUE(WaitUntil([&] { return Returned() + kWindow >= sent; }));
+    }
+    ASSERT_TRUE(WaitUntil([&] { return Returned() == sent; }));
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    std::printf("%lu moves under %.2f million datagrams a second\n",
+                static_cast<unsigned long>(kMoves),
+                static_cast<double>(sent) / seconds.count() / 1e6);
+  }
+
+  // What a receiver saw, once it is told that this was all.
+  static std::vector<Range> Ranges(Process& receiver) {
+    receiver.CloseInput();
+    const std::string done = receiver.WaitForLine("done");
+    EXPECT_NE(done.find("errors=0"), std::string::npos) << done << receiver.Errors();
+    std::vector<Range> ranges;
+    std::istringstream lines(receiver.Output());
+    for (std::string line; std::getline(lines, line);) {
+      Range range;
+      if (std::sscanf(line.c_str(), "range %lu %lu", &range.first, &range.second) == 2) {
+        ranges.push_back(range);
+      }
+    }
+    return ranges;
+  }
+
+  void ExpectNothingDropped() {
+    for (const std::string& name : names) {
+      const v1::RxSocketStatistics statistics = daemon.GetRxSocket(name).statistics();
+      EXPECT_TRUE(statistics.drops().empty()) << statistics.ShortDebugString();
+      EXPECT_TRUE(statistics.refusals().empty()) << statistics.ShortDebugString();
+      EXPECT_EQ(statistics.copied_messages(), 0u);
+    }
+    const v1::Queue queue = daemon.GetPort("p0").queues(0);
+    EXPECT_EQ(queue.rx_packets(), sent);
+    EXPECT_TRUE(queue.drops().empty()) << queue.ShortDebugString();
+  }
+
+  TempDir directory;
+  std::string socket = directory.path() / "memif.sock";
+  Daemon daemon{{"--port", "p0=net_memif0,role=server,socket-abstract=no,socket=" + socket}};
+  std::vector<std::string> names;
+  std::unique_ptr<Process> sender;
+  std::uint64_t sent = 0;
+};
+
+TEST_F(Steering, AFlowMovesBetweenRxSockets) {
+  ASSERT_TRUE(daemon.process().Running());
+  names = {"a", "b"};
+  const std::unique_ptr<Process> a = Receiver("a", false);
+  const std::unique_ptr<Process> b = Receiver("b", false);
+  daemon.Bind("b0", "p0", kPages);
+  v1::Match match;
+  match.set_protocol(17);
+  match.set_destination_port(kUdpPort);
+  const std::uint64_t flow = daemon.AddFlow("a", match).id();
+  Connect();
+
+  SendWhile([&](std::uint64_t i) {
+    grpc::ClientContext context;
+    v1::UpdateFlowRequest request;
+    request.set_id(flow);
+    request.add_rx_sockets(i % 2 == 0 ? "b" : "a");
+    v1::Flow updated;
+    const grpc::Status status = daemon.flows().UpdateFlow(&context, request, &updated);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+  });
+
+  ExpectNothingDropped();
+  // Each receiver sees its parts in order; together they are the stream, each datagram once.
+  std::vector<Range> all;
+  for (Process* receiver : {a.get(), b.get()}) {
+    const std::vector<Range> ranges = Ranges(*receiver);
+    EXPECT_GT(ranges.size(), kMoves / 4);
+    EXPECT_TRUE(std::is_sorted(ranges.begin(), ranges.end()));
+    all.insert(all.end(), ranges.begin(), ranges.end());
+  }
+  std::sort(all.begin(), all.end());
+  std::uint64_t next = 0;
+  for (const Range& range : all) {
+    ASSERT_EQ(range.first, next);
+    next = range.second + 1;
+  }
+  EXPECT_EQ(next, sent);
+}
+
+TEST_F(Steering, AQueueMovesBetweenBindings) {
+  ASSERT_TRUE(daemon.process().Running());
+  names = {"a"};
+  const std::unique_ptr<Process> a = Receiver("a", true);
+  daemon.Bind("b0", "p0", kPages, 4096, 0);
+  daemon.Bind("b1", "p0", kPages);
+  Connect();
+
+  SendWhile([&](std::uint64_t i) { daemon.AttachQueue(i % 2 == 0 ? "b0" : "b1", "p0", 0); });
+
+  ExpectNothingDropped();
+  EXPECT_EQ(Ranges(*a), std::vector<Range>({{0, sent - 1}}));
+  for (const char* name : {"b0", "b1"}) {
+    EXPECT_TRUE(WaitUntil([&] { return daemon.GetBinding(name).pages_free() == kPages; }));
+  }
+}
+
+// One rx socket that holds what 32 of 40 bindings lent it.
+TEST_F(Steering, WhatFindsNoSlotWaitsAndComesInOrder) {
+  ASSERT_TRUE(daemon.process().Running());
+  constexpr std::uint64_t kBindings = 40;
+  constexpr std::uint64_t kSmall = 2048;  // pages
+  constexpr std::uint64_t kWaiting = 3;   // for each binding that finds no slot
+  RawClient client(daemon.run_dir());
+  const v1::OpenRxSocketResponse opened = daemon.OpenRxSocket("a", client.session());
+  client.Attach(opened.attach_secret());
+  daemon.AddFlow("a", v1::Match(), client.session());
+  for (std::uint64_t i = 0; i < kBindings; i++) {
+    daemon.Bind("b" + std::to_string(i), "p0", kSmall, 4096, 0);
+  }
+  daemon.AttachQueue("b0", "p0", 0);
+  Connect();
+  const auto send = [&](std::uint64_t binding, std::uint64_t n) {
+    daemon.AttachQueue("b" + std::to_string(binding), "p0", 0);
+    sender->Tell(std::to_string(kUdpPort) + " " + std::to_string(n));
+    sent += n;
+    ASSERT_TRUE(WaitUntil([&] { return daemon.GetPort("p0").queues(0).rx_packets() == sent; }));
+  };
+  const auto number_of = [&](const RawFragment& fragment) {
+    const RawBuffer buffer = client.MapBuffer(fragment.binding);
+    std::uint64_t number;
+    std::memcpy(&number,
+                buffer.data +
+                    std::uint64_t{fragment.token & (kMaxPagesPerBuffer - 1)} * buffer.page_bytes +
+                    fragment.offset,
+                sizeof number);
+    return number;
+  };
+  const auto statistics = [&] { return daemon.GetRxSocket("a", true).statistics(); };
+
+  for (std::uint64_t i = 0; i < kSlotsPerRxSocket; i++) send(i, 2);
+  std::vector<RawFragment> held = client.Poll();
+  ASSERT_EQ(held.size(), 2 * kSlotsPerRxSocket);
+  EXPECT_EQ(statistics().slots_in_use(), kSlotsPerRxSocket);
+
+  // Of the 8 others none finds a slot: three datagrams of each wait, in turn.
+  for (std::uint64_t round = 0; round < kWaiting; round++) {
+    for (std::uint64_t i = kSlotsPerRxSocket; i < kBindings; i++) send(i, 1);
+  }
+  constexpr std::uint64_t kLate = kBindings - kSlotsPerRxSocket;
+  EXPECT_EQ(statistics().waiting(), kLate * kWaiting);
+  EXPECT_TRUE(client.Poll().empty());
+  // A binding that has a slot is not held up.
+  send(5, 1);
+  ASSERT_TRUE(WaitUntil([&] {
+    for (const RawFragment& fragment : client.Poll()) held.push_back(fragment);
+    return held.size() == 2 * kSlotsPerRxSocket + 1;
+  }));
+
+  // Whenever the slot of one drains, one that waits gets it, the first first.
+  for (std::uint64_t late = 0; late < kLate; late++) {
+    const std::uint64_t drained = held[2 * late].binding;
+    std::vector<std::uint32_t> tokens;
+    for (const RawFragment& fragment : held) {
+      if (fragment.binding == drained) tokens.push_back(fragment.token);
+    }
+    client.Return(0, tokens);
+    std::vector<RawFragment> came;
+    ASSERT_TRUE(WaitUntil([&] {
+      for (const RawFragment& fragment : client.Poll()) came.push_back(fragment);
+      return came.size() == kWaiting;
+    }));
+    for (std::uint64_t i = 0; i < kWaiting; i++) {
+      EXPECT_EQ(number_of(came[i]), 2 * kSlotsPerRxSocket + i * kLate + late);
+    }
+    EXPECT_EQ(statistics().waiting(), (kLate - late - 1) * kWaiting);
+  }
+  v1::RxSocketStatistics end = statistics();
+  EXPECT_EQ(end.messages(), sent);
+  EXPECT_EQ(end.lent(), end.returned() + end.outstanding());
+  EXPECT_EQ(end.audited_outstanding(), end.outstanding());
+  EXPECT_TRUE(end.drops().empty()) << end.ShortDebugString();
+
+  // More than may wait is dropped, and counted.
+  constexpr std::uint64_t kMayWait = 256;
+  send(0, kMayWait + 10);
+  end = statistics();
+  EXPECT_EQ(end.waiting(), kMayWait);
+  EXPECT_EQ(end.drops().at("no_slot"), 10u);
+}
+
+}  // namespace
+}  // namespace rxtoken::test
