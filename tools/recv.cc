@@ -97,7 +97,6 @@ struct Received {
   system_clock::time_point arrival;
   std::string source;
   std::size_t size = 0;
-  bool whole_frame = false;
   std::vector<std::string_view> fragments;
   std::vector<std::uint32_t> kept;  // tokens
 };
@@ -292,7 +291,6 @@ Received View(const Message& message, system_clock::duration clock_offset) {
   view.arrival = system_clock::time_point(clock_offset + message.arrival_mono());
   view.source = message.source().ToString();
   view.size = message.size();
-  view.whole_frame = message.whole_frame();
   for (const Fragment& fragment : message.fragments()) {
     view.fragments.emplace_back(reinterpret_cast<const char*>(fragment.payload().data()),
                                 fragment.payload().size());
@@ -389,7 +387,6 @@ Received View(const v1::Message& message, bool kept) {
     view.source =
         (v6 ? "[" + view.source + "]" : view.source) + ":" + std::to_string(message.source_port());
   }
-  view.whole_frame = message.whole_frame();
   for (const v1::Fragment& fragment : message.fragments()) {
     view.fragments.push_back(fragment.payload());
     view.size += fragment.payload().size();

@@ -320,11 +320,19 @@ void AddNumber(CLI::App& verb, const std::string& flag, const std::string& what,
 // A flag with one of some words, which goes to `set`.
 template <typename Request, typename Enum>
 void AddChoice(CLI::App& verb, const std::string& flag, const std::string& what, Request& request,
-               void (Request::*set)(Enum), const std::map<std::string, int>& words) {
-  verb.add_option_function<int>(
-          flag, [&request, set](const int& value) { (request.*set)(static_cast<Enum>(value)); },
+               void (Request::*set)(Enum), const std::map<std::string, Enum>& words) {
+  verb.add_option_function<std::string>(
+          flag,
+          [flag, &request, set, words](const std::string& word) {
+            const auto found = words.find(word);
+            if (found == words.end()) {
+              throw CLI::ValidationError(
+                  flag, "'" + word + "' is not allowed: use one of " +
+                            Joined(words, [](const auto& each) { return each.first; }));
+            }
+            (request.*set)(found->second);
+          },
           what)
-      ->transform(CLI::CheckedTransformer(words))
       ->option_text("KIND");
 }
 
