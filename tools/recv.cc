@@ -11,11 +11,13 @@
 #include <ctime>
 #include <fstream>
 #include <iostream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <vector>
 
 #include "rxtoken/v1/port.grpc.pb.h"
+#include "rxtoken/v1/rx_socket.grpc.pb.h"
 #include "rxtoken/v1/token.grpc.pb.h"
 #include "tools/ctl.h"
 
@@ -25,6 +27,8 @@ namespace {
 using std::chrono::steady_clock;
 using std::chrono::system_clock;
 using namespace std::chrono_literals;
+
+constexpr std::size_t kMaxHold = 1'000'000'000;
 
 struct RecvOptions {
   std::string socket = "recv-" + std::to_string(getpid());
@@ -93,7 +97,6 @@ struct Received {
   system_clock::time_point arrival;
   std::string source;
   std::size_t size = 0;
-  bool whole_frame = false;
   std::vector<std::string_view> fragments;
   std::vector<std::uint32_t> kept;  // tokens
 };
@@ -278,7 +281,7 @@ Status BindQueues(const Ctl& ctl, const RecvOptions& options, Client& client) {
     });
     if (!bound) bind.queues.push_back(std::move(*queue));
   }
-  return bind.queues.empty() ? Status() : client.Bind(bind);
+  return bind.queues.empty() ? Status() : client.Bind(bind).status();
 }
 
 // `clock_offset`: from CLOCK_MONOTONIC to the wall clock; the same for a whole batch, so that
@@ -288,7 +291,6 @@ Received View(const Message& message, system_clock::duration clock_offset) {
   view.arrival = system_clock::time_point(clock_offset + message.arrival_mono());
   view.source = message.source().ToString();
   view.size = message.size();
-  view.whole_frame = message.whole_frame();
   for (const Fragment& fragment : message.fragments()) {
     view.fragments.emplace_back(reinterpret_cast<const char*>(fragment.payload().data()),
                                 fragment.payload().size());
@@ -336,7 +338,7 @@ Status ReceiveShared(const Ctl& ctl, const RecvOptions& options, Stopper& stoppe
   auto rx = client->OpenRxSocket(
       {.name = options.socket, .content = options.frames ? Content::kFrame : Content::kPayload});
   if (!rx.ok()) return rx.status();
-  const auto flow = client->AddFlow(ToSdk(options.match), *rx, options.priority);
+  const auto flow = client->AddFlow(ToSdk(options.match), *rx, {.priority = options.priority});
   if (!flow.ok()) return flow.status();
 
   stopper.Start([] {});
@@ -351,6 +353,11 @@ Status ReceiveShared(const Ctl& ctl, const RecvOptions& options, Stopper& stoppe
     }
     const auto received = rx->Receive(room, 20ms);
     if (!received.ok()) return received.status();
+    for (const BindingEvent& event : rx->TakeEvents()) {
+      std::fprintf(stderr, "binding with id %llu was %s\n",
+                   static_cast<unsigned long long>(event.binding),
+                   event.kind == BindingEvent::Kind::kUnbound ? "unbound" : "revoked");
+    }
     const auto clock_offset =
         system_clock::now().time_since_epoch() - steady_clock::now().time_since_epoch();
     std::uint64_t bytes = 0;
@@ -380,7 +387,6 @@ Received View(const v1::Message& message, bool kept) {
     view.source =
         (v6 ? "[" + view.source + "]" : view.source) + ":" + std::to_string(message.source_port());
   }
-  view.whole_frame = message.whole_frame();
   for (const v1::Fragment& fragment : message.fragments()) {
     view.fragments.push_back(fragment.payload());
     view.size += fragment.payload().size();
@@ -391,6 +397,18 @@ Received View(const v1::Message& message, bool kept) {
 
 Status ReceiveStream(const Ctl& ctl, const RecvOptions& options, Stopper& stopper, Output& output,
                      Totals& totals) {
+  // A stream has no deadline: whether the daemon answers is found out before.
+  v1::GetRxSocketRequest get;
+  get.set_name(options.socket);
+  v1::RxSocket rx_socket;
+  Status status = Call(ctl, &v1::RxSockets::Stub::GetRxSocket, get, &rx_socket);
+  if (!status.ok()) return status;
+  if (!options.pcap_file.empty() && rx_socket.content() != v1::CONTENT_FRAME) {
+    return Status(Code::kFailedPrecondition,
+                  "rx socket '" + options.socket +
+                      "' delivers payload: open it with --frames for a pcap file");
+  }
+
   v1::Tokens::Stub stub(ctl.Channel());
   v1::ReceiveRequest request;
   request.set_rx_socket(options.socket);
@@ -400,26 +418,18 @@ Status ReceiveStream(const Ctl& ctl, const RecvOptions& options, Stopper& stoppe
   const auto stream = stub.Receive(&context, request);
   stopper.Start([&context] { context.TryCancel(); });
   v1::ReceiveResponse response;
-  Status status;
   while (status.ok() && stream->Read(&response)) {
     for (const v1::Message& message : response.messages()) {
       const Received view = View(message, options.keep);
-      if (!options.pcap_file.empty() && !view.whole_frame) {
-        status = Status(Code::kFailedPrecondition,
-                        "rx socket '" + options.socket +
-                            "' delivers payload: open it with --frames for a pcap file");
-        break;
-      }
       totals.Add(1, view.size);
       output.Write(view);
     }
     totals.Tick();
-    if (status.ok()) status = output.Flush();
+    status = output.Flush();
   }
   if (!status.ok()) context.TryCancel();
   const grpc::Status end = stream->Finish();
-  if (!status.ok() || end.ok() || stopper.requested()) return status;
-  return Status(static_cast<Code>(end.error_code()), end.error_message());
+  return !status.ok() || stopper.requested() ? status : ctl.ToStatus(end);
 }
 
 int Recv(const Ctl& ctl, const RecvOptions& options) {
@@ -456,18 +466,20 @@ void AddRecv(CLI::App& app, Ctl& ctl) {
   CLI::Option* bind =
       verb.add_option("--bind", options->bind, "Queues to give a buffer, unless they have one")
           ->option_text("PORT:QUEUE ...");
-  verb.add_option("--buffer", options->buffer_bytes, "Size of that buffer [64MiB]")
-      ->transform(CLI::AsSizeValue(false))
-      ->option_text("BYTES")
+  AddSize(
+      verb, "--buffer", [options](std::uint64_t bytes) { options->buffer_bytes = bytes; },
+      "Size of that buffer [64MiB]")
       ->needs(bind);
   verb.add_option("-n,--messages", options->messages, "End after so many messages")
+      ->check(Between(std::uint64_t{1}, std::numeric_limits<std::uint64_t>::max()))
       ->option_text("N");
   verb.add_option("--seconds", options->seconds, "End after so many seconds")
-      ->check(CLI::PositiveNumber)
+      ->check(Between(0.001, 1e9))
       ->option_text("S");
   CLI::Option* hold =
       verb.add_option("--hold", options->hold,
                       "Return a fragment only when so many later ones have come [0]")
+          ->check(Between(std::size_t{0}, kMaxHold))
           ->option_text("N");
   CLI::Option* stream =
       verb.add_flag("--stream", options->stream, "Over gRPC, from a --socket that exists")

@@ -9,6 +9,7 @@
 #include <csignal>
 #include <future>
 #include <iostream>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -29,6 +30,29 @@ int Fail(const Status& status) {
   return kFailed;
 }
 
+Status Ctl::ToStatus(const grpc::Status& status) const {
+  if (status.ok()) return Status();
+  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+    return Status(Code::kDeadlineExceeded,
+                  "the daemon of " + run_dir + " does not answer; is it stopped? See --timeout");
+  }
+  return Status(static_cast<Code>(status.error_code()), status.error_message());
+}
+
+CLI::Option* AddSize(CLI::App& verb, const std::string& flag,
+                     const std::function<void(std::uint64_t)>& set, const std::string& what) {
+  const auto not_negative = [](const std::string& text) {
+    return text.find('-') == std::string::npos ? "" : "'" + text + "' is no size";
+  };
+  // Transformations are applied last to first.
+  return verb
+      .add_option_function<std::uint64_t>(
+          flag, [set](const std::uint64_t& bytes) { set(bytes); }, what)
+      ->transform(CLI::AsSizeValue(false))
+      ->transform(CLI::Validator(not_negative, ""))
+      ->option_text("BYTES");
+}
+
 void AddMatchFlags(CLI::App& verb, v1::Match& match, std::int32_t& priority) {
   const std::string group = "Match, where what is not given matches everything";
   const auto text = [&](const char* flag, const char* kind, const char* what, std::string* value) {
@@ -39,7 +63,7 @@ void AddMatchFlags(CLI::App& verb, v1::Match& match, std::int32_t& priority) {
     return verb
         .add_option_function<std::uint32_t>(
             flag, [&match, set](const std::uint32_t& value) { (match.*set)(value); }, what)
-        ->check(CLI::Range(low, high))
+        ->check(Between(low, high))
         ->option_text("N")
         ->group(group);
   };
@@ -60,7 +84,7 @@ void AddMatchFlags(CLI::App& verb, v1::Match& match, std::int32_t& priority) {
       ->needs(protocol);
   verb.add_option("--priority", priority,
                   "-32768..32767, highest wins; then the rule that fixes more bits [0]")
-      ->check(CLI::Range(-32768, 32767))
+      ->check(Between(-32768, 32767))
       ->option_text("N")
       ->group(group);
 }
@@ -80,6 +104,18 @@ namespace {
 // ---- the API's objects as tables ---------------------------------------------------------
 
 std::string YesNo(bool value) { return value ? "yes" : "no"; }
+
+std::string Text(const v1::QueueId& queue) {
+  return queue.port() + ":" + std::to_string(queue.queue());
+}
+
+// "a b c"; how each is shown says `text`.
+template <typename Range, typename ToText>
+std::string Joined(const Range& range, ToText text) {
+  std::string all;
+  for (const auto& each : range) all += (all.empty() ? "" : " ") + text(each);
+  return all;
+}
 
 using Counts = google::protobuf::Map<std::string, std::uint64_t>;
 
@@ -136,43 +172,73 @@ Table QueueTable(const auto& ports) {
 }
 
 Table BindingTable(const auto& bindings) {
-  Table table({"BINDING", "ID", "STATE", "PAGES", "FREE", "PAGE_BYTES", "BUFFER_BYTES", "MEMORY",
-               "OWNED", "QUEUES"});
+  Table table({"BINDING", "ID", "STATE", "PAGES", "FREE", "SATURATED", "PAGE_BYTES", "FRAMES",
+               "BUFFER_BYTES", "MEMORY", "OWNED", "QUEUES"});
   for (const v1::Binding& binding : bindings) {
-    std::string queues;
-    for (const v1::QueueId& queue : binding.queues()) {
-      queues += (queues.empty() ? "" : " ") + queue.port() + ":" + std::to_string(queue.queue());
-    }
-    table.Add(binding.name(), binding.id(),
-              binding.state() == v1::BINDING_STATE_DRAINING ? "draining" : "active",
-              binding.pages(), binding.pages_free(), binding.page_bytes(), binding.buffer_bytes(),
-              binding.memory() == v1::MEMORY_HUGE ? "huge" : "plain", YesNo(binding.owned()),
-              queues);
+    std::string state = binding.state() == v1::BINDING_STATE_DRAINING ? "draining" : "active";
+    if (binding.has_drain_left_ms()) state += "," + std::to_string(binding.drain_left_ms()) + "ms";
+    table.Add(binding.name(), binding.id(), state, binding.pages(), binding.pages_free(),
+              binding.saturated_pages(), binding.page_bytes(), binding.frames_per_page(),
+              binding.buffer_bytes(), binding.memory() == v1::MEMORY_HUGE ? "huge" : "plain",
+              YesNo(binding.owned()),
+              Joined(binding.queues(), [](const v1::QueueId& queue) { return Text(queue); }));
   }
   return table;
 }
 
+// Nothing if no port has an exception path.
+Table ExceptionPathTable(const auto& ports) {
+  Table table({"PORT", "KERNEL_INTERFACE", "TO_KERNEL", "FROM_KERNEL", "TO_KERNEL_DROPS",
+               "FROM_KERNEL_DROPS"});
+  for (const v1::Port& port : ports) {
+    if (!port.has_exception_path()) continue;
+    const v1::ExceptionPath& path = port.exception_path();
+    table.Add(port.name(), path.interface(), path.to_kernel(), path.from_kernel(),
+              path.to_kernel_drops(), path.from_kernel_drops());
+  }
+  return table;
+}
+
+void ShowPorts(const auto& ports) {
+  std::cout << PortTable(ports);
+  const Table paths = ExceptionPathTable(ports);
+  if (!paths.empty()) std::cout << '\n' << paths;
+}
+
 Table RxSocketTable(const auto& rx_sockets) {
-  Table table({"RX_SOCKET", "ID", "CONTENT", "RING", "ATTACHED", "OWNED", "MESSAGES", "BYTES",
-               "LENT", "RETURNED", "OUTSTANDING", "SLOTS", "COPIED", "DOORBELLS", "DROPS",
-               "REFUSALS"});
+  Table table({"RX_SOCKET", "ID",       "CONTENT", "RING",     "ATTACHED",  "OWNED",
+               "MESSAGES",  "BYTES",    "LENT",    "RETURNED", "REVOKED",   "OUTSTANDING",
+               "LIMIT",     "WAITING",  "SLOTS",   "COPIED",   "DOORBELLS", "BINDINGS",
+               "OUTSIDE",   "STEERING", "DROPS",   "REFUSALS"});
+  const auto same = [](const std::string& name) { return name; };
   for (const v1::RxSocket& rx_socket : rx_sockets) {
     const v1::RxSocketStatistics& statistics = rx_socket.statistics();
-    table.Add(rx_socket.name(), rx_socket.id(),
-              rx_socket.content() == v1::CONTENT_FRAME ? "frame" : "payload",
-              rx_socket.ring_entries(), YesNo(rx_socket.attached()), YesNo(rx_socket.owned()),
-              statistics.messages(), statistics.bytes(), statistics.lent(), statistics.returned(),
-              statistics.outstanding(), statistics.slots_in_use(), statistics.copied_messages(),
-              statistics.doorbells(), Text(statistics.drops()), Text(statistics.refusals()));
+    table.Add(
+        rx_socket.name(), rx_socket.id(),
+        rx_socket.content() == v1::CONTENT_FRAME ? "frame" : "payload", rx_socket.ring_entries(),
+        YesNo(rx_socket.attached()), YesNo(rx_socket.owned()), statistics.messages(),
+        statistics.bytes(), statistics.lent(), statistics.returned(), statistics.revoked(),
+        statistics.outstanding(),
+        rx_socket.max_held_fragments() == 0 ? "" : std::to_string(rx_socket.max_held_fragments()),
+        statistics.waiting(), statistics.slots_in_use(), statistics.copied_messages(),
+        statistics.doorbells(), Joined(rx_socket.bindings(), same),
+        rx_socket.outside() == v1::OUTSIDE_DROP ? "drop" : "copy",
+        rx_socket.steering() == v1::STEERING_STRICT ? "strict" : "migrate",
+        Text(statistics.drops()), Text(statistics.refusals()));
   }
   return table;
 }
 
 Table FlowTable(const auto& flows) {
-  Table table({"FLOW", "PRIORITY", "RX_SOCKET", "PACKETS", "BYTES", "OWNED", "MATCH"});
+  Table table({"FLOW", "PRIORITY", "RX_SOCKETS", "PACKETS", "BYTES", "DROPS", "COPIED", "OWNED",
+               "STEER_TO", "PLACEMENT", "MATCH", "REASON"});
+  const auto same = [](const std::string& name) { return name; };
   for (const v1::Flow& flow : flows) {
-    table.Add(flow.id(), flow.priority(), flow.rx_socket(), flow.packets(), flow.bytes(),
-              YesNo(flow.owned()), Text(flow.match()));
+    table.Add(flow.id(), flow.priority(), Joined(flow.rx_sockets(), same), flow.packets(),
+              flow.bytes(), flow.drops(), flow.copied(), YesNo(flow.owned()),
+              flow.has_steer_to() ? Text(flow.steer_to()) : "",
+              flow.placement() == v1::PLACEMENT_HARDWARE ? "hardware" : "software",
+              Text(flow.match()), flow.placement_reason());
   }
   return table;
 }
@@ -206,6 +272,72 @@ void AddName(CLI::App& verb, const std::string& label, const std::string& what,
   verb.add_option(label, *value, what)->required()->option_text(" ");
 }
 
+using Names = google::protobuf::RepeatedPtrField<std::string>;
+
+CLI::Option* AddNames(CLI::App& verb, const std::string& label, const std::string& what,
+                      Names& names) {
+  return verb
+      .add_option_function<std::vector<std::string>>(
+          label,
+          [&names](const std::vector<std::string>& given) {
+            names.Assign(given.begin(), given.end());
+          },
+          what)
+      ->option_text(" ");
+}
+
+// Turns "p0:3" into the API's words.
+v1::QueueId QueueArgument(const std::string& label, const std::string& text) {
+  const Result<QueueId> queue = ParseQueue(text);
+  if (!queue.ok()) throw CLI::ValidationError(label, queue.status().message());
+  v1::QueueId proto;
+  proto.set_port(queue->port);
+  proto.set_queue(queue->queue);
+  return proto;
+}
+
+void AddQueues(CLI::App& verb, google::protobuf::RepeatedPtrField<v1::QueueId>& queues) {
+  verb.add_option_function<std::vector<std::string>>(
+          "QUEUE",
+          [&queues](const std::vector<std::string>& given) {
+            for (const std::string& text : given) *queues.Add() = QueueArgument("QUEUE", text);
+          },
+          "PORT:QUEUE, one or more")
+      ->required()
+      ->option_text(" ");
+}
+
+// A flag with a number from `low` to `high`, which goes to `set`.
+template <typename Request, typename T>
+void AddNumber(CLI::App& verb, const std::string& flag, const std::string& what, Request& request,
+               T low, T high, void (Request::*set)(T)) {
+  verb.add_option_function<T>(
+          flag, [&request, set](const T& value) { (request.*set)(value); }, what)
+      ->check(Between(low, high))
+      ->option_text("N");
+}
+
+// A flag with one of some words, which goes to `set`.
+template <typename Request, typename Enum>
+void AddChoice(CLI::App& verb, const std::string& flag, const std::string& what, Request& request,
+               void (Request::*set)(Enum), const std::map<std::string, Enum>& words) {
+  verb.add_option_function<std::string>(
+          flag,
+          [flag, &request, set, words](const std::string& word) {
+            const auto found = words.find(word);
+            if (found == words.end()) {
+              throw CLI::ValidationError(
+                  flag, "'" + word + "' is not allowed: use one of " +
+                            Joined(words, [](const auto& each) { return each.first; }));
+            }
+            (request.*set)(found->second);
+          },
+          what)
+      ->option_text("KIND");
+}
+
+constexpr std::uint32_t kMax32 = std::numeric_limits<std::uint32_t>::max();
+
 // Makes `verb` call an RPC, and show the answer as JSON or by `show`. Answers the request,
 // for the verb's flags to fill; it lives as long as the verb.
 template <typename Stub, typename Request, typename Response>
@@ -235,12 +367,13 @@ void AddPort(CLI::App& app, Ctl& ctl) {
   CLI::App& list = AddVerb(port, "list", "All ports, with their statistics", "port list");
   SetCall(
       list, ctl, &v1::Ports::Stub::ListPorts,
-      +[](const v1::ListPortsResponse& response) { std::cout << PortTable(response.ports()); });
+      +[](const v1::ListPortsResponse& response) { ShowPorts(response.ports()); });
 
   CLI::App& get = AddVerb(port, "get", "One port and its queues", "port get p0");
   auto& request = SetCall(
       get, ctl, &v1::Ports::Stub::GetPort, +[](const v1::Port& response) {
-        std::cout << PortTable(std::array{response}) << '\n' << QueueTable(std::array{response});
+        ShowPorts(std::array{response});
+        std::cout << '\n' << QueueTable(std::array{response});
       });
   AddName(get, "PORT", "Its name", request.mutable_name());
 }
@@ -253,43 +386,38 @@ void AddBinding(CLI::App& app, Ctl& ctl) {
               "bind b0 p0:0 p0:1 --buffer 256MiB --page 2048");
   auto& request = SetCall(bind, ctl, &v1::Bindings::Stub::Bind, ShowBinding);
   AddName(bind, "NAME", "Of the binding", request.mutable_name());
-  bind.add_option_function<std::vector<std::string>>(
-          "QUEUE",
-          [&request](const std::vector<std::string>& queues) {
-            for (const std::string& text : queues) {
-              const Result<QueueId> queue = ParseQueue(text);
-              if (!queue.ok()) throw CLI::ValidationError("QUEUE", queue.status().message());
-              v1::QueueId& proto = *request.add_queues();
-              proto.set_port(queue->port);
-              proto.set_queue(queue->queue);
-            }
-          },
-          "PORT:QUEUE, one or more")
-      ->required()
-      ->option_text(" ");
-  bind.add_option_function<std::uint64_t>(
-          "--buffer", [&request](const std::uint64_t& bytes) { request.set_buffer_bytes(bytes); },
-          "Size of the buffer: 64MiB, 1GiB")
-      ->transform(CLI::AsSizeValue(false))
-      ->option_text("BYTES")
+  AddQueues(bind, *request.mutable_queues());
+  AddSize(
+      bind, "--buffer", [&request](std::uint64_t bytes) { request.set_buffer_bytes(bytes); },
+      "Size of the buffer: 64MiB, 1GiB")
       ->required();
-  bind.add_option_function<std::uint32_t>(
-          "--page", [&request](const std::uint32_t& bytes) { request.set_page_bytes(bytes); },
-          "Size of a page: 2048, 4096, 16384 or 65536 [4096]")
-      ->option_text("BYTES");
-  bind.add_option_function<int>(
-          "--memory",
-          [&request](const int& memory) { request.set_memory(static_cast<v1::Memory>(memory)); },
-          "auto, plain or huge [auto]")
-      ->transform(
-          CLI::CheckedTransformer(std::map<std::string, int>{{"auto", v1::MEMORY_UNSPECIFIED},
-                                                             {"plain", v1::MEMORY_PLAIN},
-                                                             {"huge", v1::MEMORY_HUGE}}))
-      ->option_text("KIND");
+  AddNumber(bind, "--page", "Size of a page: 2048, 4096, 16384 or 65536 bytes [4096]", request, 0u,
+            kMax32, &v1::BindRequest::set_page_bytes);
+  AddNumber(bind, "--frames-per-page", "Frames on a page, each in 2048 bytes or more of it [1]",
+            request, 1u, 32u, &v1::BindRequest::set_frames_per_page);
+  AddChoice(
+      bind, "--memory", "auto, plain or huge [auto]", request, &v1::BindRequest::set_memory,
+      {{"auto", v1::MEMORY_UNSPECIFIED}, {"plain", v1::MEMORY_PLAIN}, {"huge", v1::MEMORY_HUGE}});
 
-  CLI::App& unbind = AddVerb(app, "unbind", "End a binding", "unbind b0");
+  CLI::App& attach = AddVerb(app, "attach-queues",
+                             "Let further queues receive into a binding, away from their own",
+                             "attach-queues b0 p0:2 p1:0");
+  auto& attach_request = SetCall(attach, ctl, &v1::Bindings::Stub::AttachQueues, ShowBinding);
+  AddName(attach, "NAME", "Of the binding", attach_request.mutable_name());
+  AddQueues(attach, *attach_request.mutable_queues());
+
+  CLI::App& unbind = AddVerb(app, "unbind", "End a binding", "unbind b0 --drain-timeout 5");
   auto& unbind_request = SetCall(unbind, ctl, &v1::Bindings::Stub::Unbind, ShowBinding);
   AddName(unbind, "NAME", "Of the binding", unbind_request.mutable_name());
+  unbind
+      .add_option_function<double>(
+          "--drain-timeout",
+          [&unbind_request](const double& seconds) {
+            unbind_request.set_drain_timeout_ms(static_cast<std::uint32_t>(seconds * 1000));
+          },
+          "Seconds after which what is still held is revoked, at most 3600 [never]")
+      ->check(Between(0.001, 3600.0))
+      ->option_text("S");
 
   CLI::App& binding = AddNoun(app, "binding", "What queues receive into");
   CLI::App& list = AddVerb(binding, "list", "All bindings", "binding list");
@@ -307,7 +435,7 @@ void AddSocket(CLI::App& app, Ctl& ctl) {
 
   CLI::App& open = AddVerb(socket, "open",
                            "Open a rx socket that lives until `socket close`; see `recv --stream`",
-                           "socket open s0 --frames");
+                           "socket open s0 --frames --max-held 1000 --binding b0 --outside drop");
   auto& open_request = SetCall(
       open, ctl, &v1::RxSockets::Stub::OpenRxSocket, +[](const v1::OpenRxSocketResponse& response) {
         std::cout << RxSocketTable(std::array{response.rx_socket()});
@@ -316,10 +444,22 @@ void AddSocket(CLI::App& app, Ctl& ctl) {
   open.add_flag_callback(
       "--frames", [&open_request] { open_request.set_content(v1::CONTENT_FRAME); },
       "Deliver whole frames, not the payload of UDP datagrams");
-  open.add_option_function<std::uint32_t>(
-          "--ring", [&open_request](const std::uint32_t& n) { open_request.set_ring_entries(n); },
-          "Descriptors per worker, a power of two [4096]")
-      ->option_text("N");
+  using Open = v1::OpenRxSocketRequest;
+  AddNumber(open, "--ring", "Descriptors per worker, a power of two from 64 to 65536 [4096]",
+            open_request, 64u, 65536u, &Open::set_ring_entries);
+  AddNumber(open, "--max-held", "Fragments that it may hold of each worker; 0: no limit [0]",
+            open_request, 0u, kMax32, &Open::set_max_held_fragments);
+  AddNames(open, "--binding", "In which it may be lent pages; can be repeated [any]",
+           *open_request.mutable_bindings())
+      ->option_text("NAME")
+      ->allow_extra_args(false);
+  AddChoice(open, "--outside", "What lies in another binding: copy it, or drop it [copy]",
+            open_request, &Open::set_outside,
+            {{"copy", v1::OUTSIDE_COPY}, {"drop", v1::OUTSIDE_DROP}});
+  AddChoice(open, "--steering",
+            "migrate, or strict: while it is read, its rules change only by --force [migrate]",
+            open_request, &Open::set_steering,
+            {{"migrate", v1::STEERING_MIGRATE}, {"strict", v1::STEERING_STRICT}});
 
   CLI::App& close =
       AddVerb(socket, "close", "Close a rx socket; its pages go back", "socket close s0");
@@ -357,10 +497,21 @@ void ShowFlow(const v1::Flow& flow) { std::cout << FlowTable(std::array{flow}); 
 void AddFlow(CLI::App& app, Ctl& ctl) {
   CLI::App& flow = AddNoun(app, "flow", "Rules that deliver frames to rx sockets");
 
-  CLI::App& add = AddVerb(flow, "add", "Deliver matching frames to a rx socket",
-                          "flow add s0 --port p0 --proto udp --dport 4000");
+  const auto add_sockets = [](CLI::App& verb, Names& names) {
+    AddNames(verb, "SOCKET", "Names of rx sockets, one or more; each gets every frame", names)
+        ->required();
+  };
+  CLI::App& add = AddVerb(flow, "add", "Deliver matching frames to rx sockets",
+                          "flow add s0 s1 --port p0 --proto udp --dport 4000 --steer-to p0:3");
   auto& add_request = SetCall(add, ctl, &v1::Flows::Stub::AddFlow, ShowFlow);
-  AddName(add, "SOCKET", "Name of the rx socket", add_request.mutable_rx_socket());
+  add_sockets(add, *add_request.mutable_rx_sockets());
+  add.add_option_function<std::string>(
+         "--steer-to",
+         [&add_request](const std::string& text) {
+           *add_request.mutable_steer_to() = QueueArgument("--steer-to", text);
+         },
+         "Ask the port to deliver matching frames to this queue")
+      ->option_text("PORT:QUEUE");
   const auto priority = std::make_shared<std::int32_t>(0);
   AddMatchFlags(add, *add_request.mutable_match(), *priority);
   add.parse_complete_callback([&add_request, priority] { add_request.set_priority(*priority); });
@@ -369,19 +520,26 @@ void AddFlow(CLI::App& app, Ctl& ctl) {
     verb.add_option_function<std::uint64_t>(
             "FLOW", [&request](const std::uint64_t& id) { request.set_id(id); },
             "Number of the rule")
+        ->check(Between(std::uint64_t{1}, std::numeric_limits<std::uint64_t>::max()))
         ->required()
         ->option_text(" ");
   };
-  CLI::App& update =
-      AddVerb(flow, "update", "Point a rule at another rx socket, in one step", "flow update 3 s1");
+  const auto add_force = [](CLI::App& verb, auto& request) {
+    verb.add_flag_callback(
+        "--force", [&request] { request.set_force(true); }, "Although a rx socket is strict");
+  };
+  CLI::App& update = AddVerb(flow, "update", "Point a rule at other rx sockets, in one step",
+                             "flow update 3 s1 s2");
   auto& update_request = SetCall(update, ctl, &v1::Flows::Stub::UpdateFlow, ShowFlow);
   add_id(update, update_request);
-  AddName(update, "SOCKET", "Name of the rx socket", update_request.mutable_rx_socket());
+  add_sockets(update, *update_request.mutable_rx_sockets());
+  add_force(update, update_request);
 
   CLI::App& remove = AddVerb(flow, "delete", "Remove a rule", "flow delete 3");
   auto& remove_request = SetCall(
       remove, ctl, &v1::Flows::Stub::DeleteFlow, +[](const v1::DeleteFlowResponse&) {});
   add_id(remove, remove_request);
+  add_force(remove, remove_request);
 
   CLI::App& list =
       AddVerb(flow, "list", "All rules, in the order in which they are tried", "flow list");
@@ -485,7 +643,8 @@ void ShowTables(const Snapshot& snapshot) {
   for (const v1::RxSocket& rx_socket : snapshot.rx_sockets.rx_sockets()) {
     add(rx_socket.name(), rx_socket.statistics().drops());
   }
-  std::cout << PortTable(snapshot.ports.ports()) << '\n'
+  ShowPorts(snapshot.ports.ports());
+  std::cout << '\n'
             << QueueTable(snapshot.ports.ports()) << '\n'
             << BindingTable(snapshot.bindings.bindings()) << '\n'
             << RxSocketTable(snapshot.rx_sockets.rx_sockets()) << '\n'
@@ -531,14 +690,13 @@ int Health(const Ctl& ctl) {
   constexpr std::uint64_t kServing = 1;
   grpc::TemplatedGenericStub<Empty, Empty> stub(ctl.Channel());
   grpc::ClientContext context;
+  ctl.SetDeadline(context);
   Empty request, response;
   std::promise<grpc::Status> done;
   stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", {}, &request, &response,
                  [&done](grpc::Status status) { done.set_value(std::move(status)); });
-  const grpc::Status status = done.get_future().get();
-  if (!status.ok()) {
-    return Fail(Status(static_cast<Code>(status.error_code()), status.error_message()));
-  }
+  const Status status = ctl.ToStatus(done.get_future().get());
+  if (!status.ok()) return Fail(status);
   const auto& fields = response.GetReflection()->GetUnknownFields(response);
   const bool serving = fields.field_count() == 1 && fields.field(0).number() == 1 &&
                        fields.field(0).type() == google::protobuf::UnknownField::TYPE_VARINT &&
@@ -564,7 +722,11 @@ int Main(int argc, char** argv) {
   app.fallthrough();
   app.add_option("--run-dir", ctl.run_dir,
                  "Directory of the daemon's sockets [$RXTOKEN_RUN_DIR, else " + ctl.run_dir + "]")
-      ->option_text("DIR");
+      ->option_text("DIR")
+      ->check([](const std::string& dir) { return dir.empty() ? "the path is empty" : ""; });
+  app.add_option("--timeout", ctl.timeout, "Seconds that the daemon has for an answer [10]")
+      ->check(Between(0.001, 86400.0))
+      ->option_text("S");
   app.add_flag("--json", ctl.json, "Print JSON, not tables");
   AddPort(app, ctl);
   AddBinding(app, ctl);

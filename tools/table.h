@@ -23,6 +23,8 @@ class Table {
     rows_.push_back({Text(cells)...});
   }
 
+  bool empty() const { return rows_.size() == 1; }
+
   friend std::ostream& operator<<(std::ostream& out, const Table& table) {
     const std::size_t columns = table.rows_[0].size();
     std::vector<std::size_t> widths(columns, 0);

@@ -58,7 +58,7 @@ Result<std::span<Message>> Receiver::Receive(std::span<Message> out, nanoseconds
   Status status;
   const std::size_t events_before = events_.size();
   std::size_t n = Poll(out, status);
-  if (n > 0) return out.first(n);
+  if (n > 0 || events_.size() > events_before) return out.first(n);
   if (!status.ok()) return status;
   if (timeout <= nanoseconds::zero()) {
     if (++empty_polls_ % kPollsPerCheck == 0) DrainDoorbell();
@@ -70,18 +70,17 @@ Result<std::span<Message>> Receiver::Receive(std::span<Message> out, nanoseconds
                             ? start + timeout
                             : steady_clock::time_point::max();
   const auto spin_until = std::min(start + kSpin, deadline);
-  while (events_.size() == events_before) {
+  for (;;) {
     n = Poll(out, status);
-    if (n > 0) return out.first(n);
+    if (n > 0 || events_.size() > events_before) return out.first(n);
     if (!status.ok()) return status;
     const auto now = steady_clock::now();
     if (now < spin_until) {
       Pause();
     } else if (now >= deadline || !Sleep(deadline)) {
-      break;
+      return out.first(0);
     }
   }
-  return out.first(0);
 }
 
 std::size_t Receiver::Poll(std::span<Message> out, Status& status) {

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tests/process/harness.h"
@@ -21,16 +22,19 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-// Starts a daemon that must not come up, and checks what it says.
+constexpr int kFailure = 1;
+constexpr int kUsage = 2;
+
+// Starts a daemon that must not come up, and checks what it says and exits with.
 void ExpectRefused(std::vector<std::string> arguments,
-                   const testing::Matcher<const std::string&>& message,
+                   const testing::Matcher<const std::string&>& message, int exit_code = kUsage,
                    const std::vector<std::string>& wrapper = {}) {
   const TempDir run_dir;
   std::vector<std::string> argv = wrapper;
   argv.insert(argv.end(), {RXTOKEND, "--run-dir", run_dir.path()});
   argv.insert(argv.end(), arguments.begin(), arguments.end());
   std::string errors;
-  EXPECT_GT(RunProgram(argv, nullptr, &errors), 0) << errors;
+  EXPECT_EQ(RunProgram(argv, nullptr, &errors), exit_code) << errors;
   EXPECT_THAT(errors, message);
   EXPECT_FALSE(std::filesystem::exists(run_dir.path() / "api.sock"));
 }
@@ -39,7 +43,7 @@ TEST(BadConfiguration, AFileThatIsMissingOrWrong) {
   const TempDir directory;
   const std::string path = directory.path() / "rxtokend.yaml";
   ExpectRefused({"--config", path}, HasSubstr(path));
-  const auto write = [&](const char* text) { std::ofstream(path) << text; };
+  const auto write = [&](std::string_view text) { std::ofstream(path) << text; };
 
   write("ports:\n  - name: p0\n    devise: net_null0\n");
   ExpectRefused({"--config", path}, AllOf(HasSubstr(path + ":3"), HasSubstr("devise")));
@@ -49,12 +53,23 @@ TEST(BadConfiguration, AFileThatIsMissingOrWrong) {
   ExpectRefused({"--config", path}, AllOf(HasSubstr("sometimes"), HasSubstr("adaptive")));
   write("memory_mib: -5\n");
   ExpectRefused({"--config", path}, HasSubstr("'-5'"));
+  write("poll: adaptive\n---\nports: []\n");
+  ExpectRefused({"--config", path}, AllOf(HasSubstr(path), HasSubstr("2 YAML documents")));
+  write(
+      {"\x7F"
+       "ELF\2\1\1\0\0",
+       9});
+  ExpectRefused({"--config", path}, HasSubstr(path + ":1: not a text in UTF-8"));
+  write("ports:\n  - {name: p0, device: \"net_null0,\xFF\"}\n");
+  ExpectRefused({"--config", path}, HasSubstr(path + ":2: not a text in UTF-8"));
 }
 
 TEST(BadConfiguration, UnknownFlag) {
   ExpectRefused({"--no-such-flag"}, HasSubstr("no-such-flag"));
   ExpectRefused({"--port", "p0"}, HasSubstr("NAME=DEVICE"));
   ExpectRefused({"--bind", "b0=p0"}, HasSubstr("PORT:QUEUE"));
+  ExpectRefused({"--port", "p0=net_null0,\xFF"}, HasSubstr("UTF-8"));
+  ExpectRefused({"--run-dir", ""}, HasSubstr("--run-dir"));
 }
 
 TEST(BadConfiguration, UnknownDevice) {
@@ -84,13 +99,14 @@ TEST(BadConfiguration, MissingCapabilityIsNamed) {
   const std::vector<std::string> af_packet = {"--port", "p0=net_af_packet0,iface=lo"};
   const std::vector<std::string> tap = {"--port", "p0=net_tap0,iface=rxtoken0"};
   if (geteuid() != 0) {
-    ExpectRefused(af_packet, HasSubstr("CAP_NET_RAW"));
-    ExpectRefused(tap, HasSubstr("CAP_NET_ADMIN"));
+    ExpectRefused(af_packet, HasSubstr("CAP_NET_RAW"), kFailure);
+    ExpectRefused(tap, HasSubstr("CAP_NET_ADMIN"), kFailure);
     return;
   }
   ExpectRefused(af_packet, AllOf(HasSubstr("CAP_NET_RAW"), Not(HasSubstr("CAP_NET_ADMIN"))),
-                {"setpriv", "--bounding-set", "-net_raw"});
-  ExpectRefused(tap, HasSubstr("CAP_NET_ADMIN"), {"setpriv", "--bounding-set", "-net_admin"});
+                kFailure, {"setpriv", "--bounding-set", "-net_raw"});
+  ExpectRefused(tap, HasSubstr("CAP_NET_ADMIN"), kFailure,
+                {"setpriv", "--bounding-set", "-net_admin"});
 }
 
 TEST(BadConfiguration, ExceptionTap) {
@@ -103,10 +119,10 @@ TEST(BadConfiguration, ExceptionTap) {
     return;
   }
   if (geteuid() != 0) {
-    ExpectRefused(tap, HasSubstr("CAP_NET_ADMIN"));
+    ExpectRefused(tap, HasSubstr("CAP_NET_ADMIN"), kFailure);
     return;
   }
-  ExpectRefused(tap, AllOf(HasSubstr("kernel0"), HasSubstr("CAP_NET_ADMIN")),
+  ExpectRefused(tap, AllOf(HasSubstr("kernel0"), HasSubstr("CAP_NET_ADMIN")), kFailure,
                 {"setpriv", "--bounding-set", "-net_admin"});
   ExpectRefused({"--port", "p0=net_null0;exception_tap=lo"},
                 AllOf(HasSubstr("'lo'"), HasSubstr("already")));
@@ -224,9 +240,9 @@ TEST_F(RefusedCalls, RxSocketsAndFlows) {
     grpc::ClientContext context;
     return daemon.flows().AddFlow(&context, add, &flow);
   };
-  add.set_rx_socket("nobody");
+  add.add_rx_sockets("nobody");
   ExpectStatus(add_flow(), grpc::StatusCode::NOT_FOUND, "nobody");
-  add.set_rx_socket("rx");
+  add.set_rx_sockets(0, "rx");
   add.mutable_match()->set_source("10.0.0.1/8");
   ExpectStatus(add_flow(), grpc::StatusCode::INVALID_ARGUMENT, "10.0.0.1/8");
   add.mutable_match()->set_source("10.0.0.0/8");

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -17,6 +18,7 @@
 namespace rxtoken::test {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 constexpr int kRefused = 1;
@@ -55,7 +57,8 @@ class Rxtokenctl : public testing::Test {
 
   TempDir directory;
   std::string socket = directory.path() / "memif.sock";
-  Daemon daemon{{"--port", "p0=net_memif0,role=server,socket-abstract=no,socket=" + socket}};
+  Daemon daemon{
+      {"--port", "p0=net_memif0,role=server,socket-abstract=no,socket=" + socket + ";queues=2"}};
   std::string output;
   std::string errors;
 };
@@ -98,6 +101,20 @@ TEST_F(Rxtokenctl, EveryNounCanBeMadeListedAndRemoved) {
   EXPECT_THAT(output, HasSubstr("net_memif"));
   EXPECT_EQ(Run({"stats"}), 0);
   EXPECT_EQ(Run({"health"}), 0);
+  EXPECT_EQ(Run({"socket", "open", "s1", "--max-held", "100", "--binding", "b0", "--outside",
+                 "drop", "--steering", "strict"}),
+            0)
+      << errors;
+  EXPECT_THAT(output, AllOf(HasSubstr("drop"), HasSubstr("strict"), HasSubstr("100")));
+  EXPECT_EQ(Run({"flow", "update", "1", "s1", "s0"}), 0) << errors;
+  EXPECT_THAT(output, HasSubstr("s1 s0"));
+  EXPECT_EQ(Run({"flow", "add", "s0", "s1", "--vlan", "5", "--steer-to", "p0:0"}), 0) << errors;
+  EXPECT_THAT(output, AllOf(HasSubstr("s0 s1"), HasSubstr("p0:0"), HasSubstr("software")));
+  EXPECT_EQ(Run({"bind", "b1", "p0:1", "--buffer", "16MiB", "--frames-per-page", "2"}), 0)
+      << errors;
+  EXPECT_EQ(Run({"attach-queues", "b1", "p0:0"}), 0) << errors;
+  EXPECT_THAT(output, HasSubstr("p0:1 p0:0"));
+  EXPECT_EQ(Run({"unbind", "b1", "--drain-timeout", "0.5"}), 0) << errors;
   EXPECT_EQ(Run({"flow", "delete", "1"}), 0) << errors;
   EXPECT_EQ(Run({"socket", "close", "s0"}), 0) << errors;
   EXPECT_EQ(Run({"unbind", "b0"}), 0) << errors;
@@ -113,10 +130,50 @@ TEST_F(Rxtokenctl, SaysWhyTheDaemonRefused) {
   EXPECT_THAT(errors, HasSubstr("nobody"));
   EXPECT_EQ(Run({"bind", "b0"}), kUsage);
   EXPECT_EQ(Run({"no-such-verb"}), kUsage);
+  const std::vector<std::vector<std::string>> wrong = {
+      {"recv", "-n", "-1"},
+      {"recv", "--hold", "-1"},
+      {"recv", "--seconds", "nan"},
+      {"recv", "--bind", "p0:0", "--buffer", "-1"},
+      {"flow", "delete", "-1"},
+      {"flow", "add", "--port", "p0"},
+      {"flow", "add", "s0", "--steer-to", "p0:x"},
+      {"socket", "open", "s0", "--outside", "keep"},
+      {"socket", "open", "s0", "--max-held", "-1"},
+      {"unbind", "b0", "--drain-timeout", "nan"},
+      {"--timeout", "0", "stats"},
+      {"--run-dir", "", "stats"}};
+  for (const std::vector<std::string>& arguments : wrong) {
+    EXPECT_EQ(Run(arguments), kUsage) << testing::PrintToString(arguments);
+  }
 
   EXPECT_EQ(daemon.Stop(), 0);
   EXPECT_EQ(Run({"stats"}), kRefused);
   EXPECT_THAT(errors, HasSubstr(daemon.run_dir().string()));
+}
+
+TEST_F(Rxtokenctl, AStrictRxSocketKeepsItsRulesUnlessForced) {
+  ASSERT_EQ(Run({"socket", "open", "s0", "--steering", "strict"}), 0) << errors;
+  ASSERT_EQ(Run({"flow", "add", "s0"}), 0) << errors;
+  Process receiver(
+      {RXTOKENCTL, "--run-dir", daemon.run_dir(), "recv", "--stream", "--socket", "s0"});
+  ASSERT_TRUE(WaitUntil([&] { return daemon.GetRxSocket("s0").attached(); }));
+  EXPECT_EQ(Run({"flow", "delete", "1"}), kRefused);
+  EXPECT_THAT(errors, AllOf(HasSubstr("'s0'"), HasSubstr("force")));
+  EXPECT_EQ(Run({"flow", "delete", "1", "--force"}), 0) << errors;
+}
+
+TEST_F(Rxtokenctl, GivesUpOnADaemonThatDoesNotAnswer) {
+  ASSERT_EQ(Run({"socket", "open", "s0"}), 0) << errors;
+  daemon.process().Signal(SIGSTOP);
+  for (const std::vector<std::string>& verb : std::vector<std::vector<std::string>>{
+           {"stats"}, {"health"}, {"recv", "--stream", "--socket", "s0"}}) {
+    std::vector<std::string> arguments = {"--timeout", "0.2"};
+    arguments.insert(arguments.end(), verb.begin(), verb.end());
+    EXPECT_EQ(Run(arguments), kRefused) << verb[0];
+    EXPECT_THAT(errors, HasSubstr("does not answer")) << verb[0];
+  }
+  daemon.process().Signal(SIGCONT);
 }
 
 }  // namespace

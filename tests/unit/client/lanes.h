@@ -63,6 +63,19 @@ class TestLane {
     descriptor.binding = binding;
     Publish(descriptor);
   }
+  void Unbind(std::uint32_t binding) {
+    Descriptor descriptor = {};
+    descriptor.kind = DescriptorKind::kUnbound;
+    descriptor.binding = binding;
+    Publish(descriptor);
+  }
+  void Revoke(std::uint8_t slot, std::uint32_t binding) {
+    Descriptor descriptor = {};
+    descriptor.kind = DescriptorKind::kRevoked;
+    descriptor.slot = slot;
+    descriptor.binding = binding;
+    Publish(descriptor);
+  }
   void SetTime(std::uint32_t time_high) {
     Descriptor descriptor = {};
     descriptor.kind = DescriptorKind::kTime;

@@ -249,6 +249,222 @@ TEST(Receiver, BuffersStayMappedUntilTheRxSocketAndItsLastMessageAreGone) {
   EXPECT_EQ(socket.mappings(), 0);
 }
 
+TEST(Receiver, WhatWasLentOfABindingThatIsGoneIsSkipped) {
+  TestSocket socket;
+  constexpr std::uint32_t kGone = kBinding + 1;
+  socket.lane().MapSlot(0, kBinding);
+  socket.lane().MapSlot(1, kGone);
+  socket.lane().Lend(Token(1, 1), 0, 1);
+  socket.lane().Lend(Token(2), 0, 2);
+  socket.lane().Lend(Token(2, 1), 0, 1, kMoreFragments);
+  socket.lane().Lend(Token(3), 0, 1, kMoreFragments);
+  socket.lane().Lend(Token(3, 1), 0, 1);
+  socket.lane().Lend(Token(4), 0, 4);
+  std::vector<Message> messages(8);
+
+  const auto received = socket.ReceiveNow(messages);
+
+  ASSERT_THAT(received, SizeIs(2));
+  EXPECT_EQ(received[0].size(), 2u);
+  EXPECT_EQ(received[1].size(), 4u);
+  EXPECT_THAT(socket.lane().TakeReturned(), ElementsAre(3)) << "of the message in between";
+}
+
+// ---- the end of bindings ---------------------------------------------------------------
+
+constexpr BindingEvent kUnbound = {BindingEvent::Kind::kUnbound, BindingId{kBinding}};
+constexpr BindingEvent kRevoked = {BindingEvent::Kind::kRevoked, BindingId{kBinding}};
+
+// Pages 1, 2, ... lent through slot 3.
+class BindingsEnd : public testing::Test {
+ protected:
+  std::vector<Message> Receive(std::uint32_t n) {
+    if (!std::exchange(mapped_, true)) socket.lane().MapSlot(3, kBinding);
+    for (std::uint32_t page = 1; page <= n; page++) socket.lane().Lend(Token(page, 3), 0, 1);
+    std::vector<Message> messages(n);
+    EXPECT_THAT(socket.ReceiveNow(messages), SizeIs(n));
+    return messages;
+  }
+  void Poll() {
+    std::vector<Message> none(1);
+    EXPECT_THAT(socket.ReceiveNow(none), IsEmpty());
+  }
+  std::vector<std::uint32_t> Returned() {
+    socket.receiver().Flush();
+    return socket.lane().TakeReturned();
+  }
+
+  TestSocket socket{2};
+
+ private:
+  bool mapped_ = false;
+};
+
+TEST_F(BindingsEnd, EachEventIsTakenOnceWhateverLaneSaysIt) {
+  EXPECT_THAT(socket.receiver().TakeEvents(), IsEmpty());
+  socket.lane(0).Unbind(kBinding);
+  socket.lane(1).Unbind(kBinding);
+  Poll();
+  EXPECT_THAT(socket.receiver().TakeEvents(), ElementsAre(kUnbound));
+  socket.lane(1).Revoke(0, kBinding);
+  Poll();
+  EXPECT_THAT(socket.receiver().TakeEvents(), ElementsAre(kRevoked));
+  socket.lane(0).Revoke(0, kBinding);
+  Poll();
+  EXPECT_THAT(socket.receiver().TakeEvents(), IsEmpty());
+}
+
+TEST_F(BindingsEnd, AnEventEndsTheWaitInWhichItComes) {
+  std::thread worker([&] {
+    while (!socket.lane().waited_for()) std::this_thread::yield();
+    socket.lane().Unbind(kBinding);
+    socket.RingDoorbell();
+  });
+  std::vector<Message> messages(1);
+
+  const auto received = socket.receiver().Receive(messages, kForever);
+  worker.join();
+
+  ASSERT_TRUE(received.ok());
+  EXPECT_THAT(*received, IsEmpty());
+  EXPECT_THAT(socket.receiver().TakeEvents(), ElementsAre(kUnbound));
+}
+
+TEST_F(BindingsEnd, AnEventThatNobodyTakesEndsNoOtherWait) {
+  socket.lane().Unbind(kBinding);
+  Poll();
+  socket.lane().MapSlot(0, kBinding);
+  std::thread worker([&] {
+    while (!socket.lane().waited_for()) std::this_thread::yield();
+    socket.lane().Lend(Token(1), 0, 1);
+    socket.RingDoorbell();
+  });
+  std::vector<Message> messages(1);
+
+  const auto received = socket.receiver().Receive(messages, kForever);
+  worker.join();
+
+  ASSERT_TRUE(received.ok());
+  EXPECT_THAT(*received, SizeIs(1));
+}
+
+TEST_F(BindingsEnd, WhatIsHeldOfAnUnboundBindingIsReadAndReturnedAsBefore) {
+  std::vector<Message> messages = Receive(3);
+  const HeldToken by_hand = messages[2].fragments()[0].token();
+  messages[2].Release();
+  socket.lane().Unbind(kBinding);
+  Poll();
+  EXPECT_EQ(messages[0].payload().data(), socket.page(1));
+  EXPECT_EQ(socket.mappings(), 1);
+
+  messages[1].Return();
+  EXPECT_THAT(Returned(), ElementsAre(Token(2, 3).wire()));
+  socket.receiver().Return(std::span(&by_hand, 1));
+  EXPECT_THAT(Returned(), ElementsAre(Token(3, 3).wire()));
+  EXPECT_EQ(socket.mappings(), 1);
+  messages.clear();
+  EXPECT_THAT(Returned(), ElementsAre(Token(1, 3).wire()));
+  EXPECT_EQ(socket.mappings(), 0) << "the memory is not ours any more";
+}
+
+TEST_F(BindingsEnd, TheBufferOfAnUnboundBindingOfWhichNothingIsHeldGoesAtOnce) {
+  Receive(2).clear();
+  EXPECT_EQ(socket.mappings(), 1);
+  socket.lane().Unbind(kBinding);
+  Poll();
+  EXPECT_EQ(socket.mappings(), 0);
+}
+
+TEST_F(BindingsEnd, AnUnboundBindingStaysMappedForTheOtherLanes) {
+  socket.lane(1).MapSlot(3, kBinding);
+  Receive(1).clear();
+  socket.lane(0).Unbind(kBinding);
+  Poll();
+  EXPECT_EQ(socket.mappings(), 1);
+  socket.lane(1).Lend(Token(9, 3), 0, 1);
+  std::vector<Message> messages(1);
+  EXPECT_THAT(socket.ReceiveNow(messages), SizeIs(1));
+}
+
+TEST_F(BindingsEnd, ATokenOfAnUnboundBindingIsSentOnce) {
+  std::vector<Message> messages = Receive(1);
+  const HeldToken token = messages[0].fragments()[0].token();
+  messages[0].Release();
+  socket.lane().Unbind(kBinding);
+  Poll();
+  socket.receiver().Return(std::vector{token, token});
+  EXPECT_THAT(Returned(), ElementsAre(Token(1, 3).wire()));
+}
+
+TEST_F(BindingsEnd, RevokedTokensAreNotSent) {
+  std::vector<Message> messages = Receive(3);
+  const HeldToken by_hand = messages[2].fragments()[0].token();
+  messages[2].Release();
+  socket.lane().Unbind(kBinding);
+  socket.lane().Revoke(3, kBinding);
+  Poll();
+  EXPECT_THAT(socket.receiver().TakeEvents(), ElementsAre(kUnbound, kRevoked));
+
+  EXPECT_EQ(messages[0].payload().data(), socket.page(1)) << "still mapped";
+  socket.receiver().Return(std::span(&by_hand, 1));
+  socket.receiver().Return(std::span(messages).first(1));
+  EXPECT_EQ(socket.mappings(), 1);
+  messages.clear();
+  EXPECT_EQ(socket.mappings(), 0);
+  EXPECT_THAT(Returned(), IsEmpty());
+}
+
+TEST_F(BindingsEnd, RevokingWorksWithoutUnboundToo) {
+  std::vector<Message> messages = Receive(1);
+  socket.lane().Revoke(3, kBinding);
+  Poll();
+  messages.clear();
+  EXPECT_THAT(Returned(), IsEmpty());
+  EXPECT_EQ(socket.mappings(), 0);
+}
+
+TEST_F(BindingsEnd, TokensThatArePutAsideWhenTheyAreRevokedAreNotSent) {
+  socket.lane().MapSlot(0, kBinding + 1);
+  Receive(2).clear();  // put aside
+  socket.lane().Revoke(3, kBinding);
+  Poll();
+  EXPECT_THAT(Returned(), ElementsAre(Token(1, 3).wire(), Token(2, 3).wire()))
+      << "sent by Receive() itself, before it came to the news";
+
+  // With the return ring full they stay with us.
+  socket.lane().MapSlot(3, kBinding);
+  for (std::uint32_t i = 0; i < kMinRingEntries + 2; i++) Receive(1).clear();
+  socket.lane().Revoke(3, kBinding);
+  Poll();
+  EXPECT_THAT(Returned(), SizeIs(kMinRingEntries));
+  EXPECT_THAT(Returned(), IsEmpty());
+}
+
+TEST_F(BindingsEnd, RevokedTokensDoNotTouchTheNextBindingOfTheirSlot) {
+  std::vector<Message> revoked = Receive(1);
+  socket.lane().Unbind(kBinding);
+  socket.lane().Revoke(3, kBinding);
+  socket.lane().MapSlot(3, kBinding);
+  std::vector<Message> messages = Receive(1);
+
+  revoked.clear();
+  EXPECT_THAT(Returned(), IsEmpty());
+  messages.clear();
+  EXPECT_THAT(Returned(), ElementsAre(Token(1, 3).wire()));
+}
+
+TEST_F(BindingsEnd, ATokenThatWasGivenBackDoesNotTouchTheNextBindingOfItsSlot) {
+  std::vector<Message> messages = Receive(1);
+  const HeldToken token = messages[0].fragments()[0].token();
+  messages.clear();
+  EXPECT_THAT(Returned(), SizeIs(1));
+  socket.lane().MapSlot(3, kBinding);
+  messages = Receive(1);
+
+  socket.receiver().Return(std::span(&token, 1));
+  EXPECT_THAT(Returned(), IsEmpty());
+}
+
 // ---- giving back -----------------------------------------------------------------------
 
 class Returning : public testing::Test {
