@@ -218,7 +218,7 @@ Result<v1::Binding> Manager::Bind(const v1::BindRequest& request) {
                                                 "; use 0, PLAIN (1) or HUGE (2)");
   }
   if (request.frames_per_page() != 0) options.frames_per_page = request.frames_per_page();
-  Result<std::vector<QueueRef>> queues = FindQueues(request.queues());
+  Result<std::vector<QueueRef>> queues = FindQueues(request.name(), request.queues());
   if (!queues.ok()) return queues.status();
   options.queues = *std::move(queues);
 
@@ -235,7 +235,8 @@ Result<v1::Binding> Manager::Bind(const v1::BindRequest& request) {
   return BindingMessage(*id);
 }
 
-Result<std::vector<QueueRef>> Manager::FindQueues(const QueueIds& queues) const {
+Result<std::vector<QueueRef>> Manager::FindQueues(const std::string& name,
+                                                  const QueueIds& queues) const {
   std::vector<QueueRef> found;
   for (const v1::QueueId& id : queues) {
     const Result<QueueRef> queue = FindQueue(id);
@@ -253,7 +254,7 @@ Result<v1::Binding> Manager::AttachQueues(const v1::AttachQueuesRequest& request
   if (!session.ok()) return session.status();
   const Result<std::uint64_t> id = FindBinding(request.name());
   if (!id.ok()) return id.status();
-  const Result<std::vector<QueueRef>> queues = FindQueues(request.queues());
+  const Result<std::vector<QueueRef>> queues = FindQueues(request.name(), request.queues());
   if (!queues.ok()) return queues.status();
   const auto gets = [&](const QueueRef& queue) {
     return std::find(queues->begin(), queues->end(), queue) != queues->end();

@@ -156,7 +156,7 @@ class Manager {
   Result<QueueRef> FindQueue(const v1::QueueId& queue) const;
   using QueueIds = google::protobuf::RepeatedPtrField<v1::QueueId>;
   // Of a request about a binding; `name` is the binding's, for messages.
-  Result<std::vector<QueueRef>> FindQueues(const QueueIds& queues) const;
+  Result<std::vector<QueueRef>> FindQueues(const std::string& name, const QueueIds& queues) const;
   Result<std::uint64_t> FindBinding(const std::string& name) const;
   Result<std::uint64_t> FindRxSocket(const std::string& name) const;
   using Names = google::protobuf::RepeatedPtrField<std::string>;

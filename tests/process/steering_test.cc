@@ -30,22 +30,21 @@ class Steering : public testing::Test {
   static constexpr std::uint64_t kMoves = 100;
   static constexpr Stream kStream = {.min_bytes = 8, .max_bytes = 64, .numbered = true};
 
-  std::unique_ptr<Process> Receiver(const std::string& name, bool flow) {
-    std::vector<std::string> arguments = {RXTOKEN_TEST_CLIENT,
-                                          "--run-dir",
-                                          daemon.run_dir(),
-                                          "--name",
-                                          name,
-                                          "--udp-port",
-                                          std::to_string(kUdpPort),
-                                          "--ring-entries",
-                                          "65536",
-                                          "--min-bytes",
-                                          std::to_string(kStream.min_bytes),
-                                          "--max-bytes",
-                                          std::to_string(kStream.max_bytes),
-                                          "--numbered"};
-    if (!flow) arguments.push_back("--no-flow");
+  std::unique_ptr<Process> Receiver(const std::string& name) {
+    const std::vector<std::string> arguments = {RXTOKEN_TEST_CLIENT,
+                                                "--run-dir",
+                                                daemon.run_dir(),
+                                                "--name",
+                                                name,
+                                                "--udp-port",
+                                                std::to_string(kUdpPort),
+                                                "--ring-entries",
+                                                "65536",
+                                                "--min-bytes",
+                                                std::to_string(kStream.min_bytes),
+                                                "--max-bytes",
+                                                std::to_string(kStream.max_bytes),
+                                                "--numbered"};
     auto receiver = std::make_unique<Process>(arguments);
     EXPECT_FALSE(receiver->WaitForLine("ready").empty());
     return receiver;
@@ -58,15 +57,10 @@ class Steering : public testing::Test {
     ASSERT_FALSE(sender->WaitForLine("connected").empty());
   }
 
-  std::uint64_t Returned() {
-    std::uint64_t n = 0;
-    for (const std::string& name : names) n += daemon.GetRxSocket(name).statistics().returned();
-    return n;
-  }
-
-  // Sends without a break, a lot ahead of what came back, and calls `move` kMoves times meanwhile.
-  template <typename Move>
-  void SendWhile(Move move) {
+  // Sends without a break, not too far ahead of what `received` answers, and calls `move` kMoves
+  // times meanwhile.
+  template <typename Received, typename Move>
+  void SendWhile(Received received, Move move) {
     constexpr std::uint64_t kLot = 10'000;
     constexpr std::uint64_t kWindow = 40'000;  // less than the rings and the buffer take
     const auto start = std::chrono::steady_clock::now();
@@ -74,9 +68,9 @@ class Steering : public testing::Test {
       sender->Tell(std::to_string(kUdpPort) + " " + std::to_string(kLot));
       sent += kLot;
       move(i);
-      ASSERT_TRUE(WaitUntil([&] { return Returned() + kWindow >= sent; }));
+      ASSERT_TRUE(WaitUntil([&] { return received() + kWindow >= sent; }));
     }
-    ASSERT_TRUE(WaitUntil([&] { return Returned() == sent; }));
+    ASSERT_TRUE(WaitUntil([&] { return received() == sent; }));
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     std::printf("%lu moves under %.2f million datagrams a second\n",
                 static_cast<unsigned long>(kMoves),
@@ -119,11 +113,55 @@ class Steering : public testing::Test {
   std::uint64_t sent = 0;
 };
 
+// One end of a flow that moves, which belongs to no session.
+class End {
+ public:
+  End(Daemon& daemon, const std::string& name) : client_(daemon.run_dir()) {
+    v1::OpenRxSocketRequest request;
+    request.set_name(name);
+    request.set_ring_entries(65536);
+    grpc::ClientContext context;
+    v1::OpenRxSocketResponse response;
+    EXPECT_TRUE(daemon.rx_sockets().OpenRxSocket(&context, request, &response).ok());
+    client_.Attach(response.attach_secret());
+  }
+
+  // Reads, checks and returns what is there; how many datagrams there were so far.
+  std::uint64_t Receive(const Stream& stream) {
+    std::vector<std::uint32_t> tokens;
+    for (const RawFragment& fragment : client_.Poll()) {
+      const RawBuffer buffer = client_.MapBuffer(fragment.binding);
+      const std::uint8_t* const payload =
+          buffer.data +
+          std::uint64_t{fragment.token & (kMaxPagesPerBuffer - 1)} * buffer.page_bytes +
+          fragment.offset;
+      std::uint64_t number;
+      std::memcpy(&number, payload, sizeof number);
+      const std::vector<std::uint8_t> expected = Datagram(stream, number);
+      EXPECT_TRUE(std::equal(expected.begin(), expected.end(), payload, payload + fragment.length));
+      if (ranges_.empty() || number != ranges_.back().second + 1) {
+        ranges_.emplace_back(number, number);
+      }
+      ranges_.back().second = number;
+      tokens.push_back(fragment.token);
+    }
+    client_.Return(0, tokens);
+    return received_ += tokens.size();
+  }
+
+  const std::vector<Range>& ranges() const noexcept { return ranges_; }
+
+ private:
+  RawClient client_;
+  std::vector<Range> ranges_;
+  std::uint64_t received_ = 0;
+};
+
 TEST_F(Steering, AFlowMovesBetweenRxSockets) {
   ASSERT_TRUE(daemon.process().Running());
   names = {"a", "b"};
-  const std::unique_ptr<Process> a = Receiver("a", false);
-  const std::unique_ptr<Process> b = Receiver("b", false);
+  End a(daemon, "a");
+  End b(daemon, "b");
   daemon.Bind("b0", "p0", kPages);
   v1::Match match;
   match.set_protocol(17);
@@ -131,7 +169,8 @@ TEST_F(Steering, AFlowMovesBetweenRxSockets) {
   const std::uint64_t flow = daemon.AddFlow("a", match).id();
   Connect();
 
-  SendWhile([&](std::uint64_t i) {
+  const auto received = [&] { return a.Receive(kStream) + b.Receive(kStream); };
+  SendWhile(received, [&](std::uint64_t i) {
     grpc::ClientContext context;
     v1::UpdateFlowRequest request;
     request.set_id(flow);
@@ -142,13 +181,12 @@ TEST_F(Steering, AFlowMovesBetweenRxSockets) {
   });
 
   ExpectNothingDropped();
-  // Each receiver sees its parts in order; together they are the stream, each datagram once.
+  // Each end saw its parts in order; together they are the stream, each datagram once.
   std::vector<Range> all;
-  for (Process* receiver : {a.get(), b.get()}) {
-    const std::vector<Range> ranges = Ranges(*receiver);
-    EXPECT_GT(ranges.size(), kMoves / 4);
-    EXPECT_TRUE(std::is_sorted(ranges.begin(), ranges.end()));
-    all.insert(all.end(), ranges.begin(), ranges.end());
+  for (const End* end : {&a, &b}) {
+    EXPECT_GT(end->ranges().size(), kMoves / 4);
+    EXPECT_TRUE(std::is_sorted(end->ranges().begin(), end->ranges().end()));
+    all.insert(all.end(), end->ranges().begin(), end->ranges().end());
   }
   std::sort(all.begin(), all.end());
   std::uint64_t next = 0;
@@ -162,12 +200,14 @@ TEST_F(Steering, AFlowMovesBetweenRxSockets) {
 TEST_F(Steering, AQueueMovesBetweenBindings) {
   ASSERT_TRUE(daemon.process().Running());
   names = {"a"};
-  const std::unique_ptr<Process> a = Receiver("a", true);
+  const std::unique_ptr<Process> a = Receiver("a");
   daemon.Bind("b0", "p0", kPages, 4096, 0);
   daemon.Bind("b1", "p0", kPages);
   Connect();
 
-  SendWhile([&](std::uint64_t i) { daemon.AttachQueue(i % 2 == 0 ? "b0" : "b1", "p0", 0); });
+  const auto received = [&] { return daemon.GetRxSocket("a").statistics().returned(); };
+  SendWhile(received,
+            [&](std::uint64_t i) { daemon.AttachQueue(i % 2 == 0 ? "b0" : "b1", "p0", 0); });
 
   ExpectNothingDropped();
   EXPECT_EQ(Ranges(*a), std::vector<Range>({{0, sent - 1}}));

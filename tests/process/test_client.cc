@@ -47,7 +47,6 @@ struct Options {
   std::size_t hold = 0;
   bool keep = false;
   bool discard = false;
-  bool flow = true;  // add the rule
 };
 
 // The buffers as the kernel sees them in this process.
@@ -166,7 +165,7 @@ void Run(const Options& options) {
   Client client = OrDie(Client::Connect({.run_dir = options.run_dir}));
   RxSocket rx_socket =
       OrDie(client.OpenRxSocket({.name = options.name, .ring_entries = options.ring_entries}));
-  if (options.flow) OrDie(client.AddFlow(options.match, rx_socket));
+  OrDie(client.AddFlow(options.match, rx_socket));
   std::puts("ready");
   std::fflush(stdout);
 
@@ -231,7 +230,6 @@ int main(int argc, char** argv) {
   app.add_flag("--keep", options.keep);
   app.add_flag("--discard", options.discard);
   app.add_flag("--numbered", options.stream.numbered);
-  app.add_flag("!--no-flow", options.flow);
   CLI11_PARSE(app, argc, argv);
   if (options.vlan >= 0) options.match.vlan = static_cast<std::uint16_t>(options.vlan);
   if (options.destination_port != 0) {
