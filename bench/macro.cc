@@ -50,8 +50,9 @@ struct Arguments {
   std::string device;  // for DPDK
   std::uint32_t hold = 256;
   bool read_all = false;
-  bool frames = true;  // one rule for all frames; else 16 exact UDP flows
+  std::uint32_t rules = 0;  // exact UDP flows; 0: one rule for all frames, whole
   std::uint32_t sockets = 1;
+  bool updates = false;  // the rules change all the time
   double seconds = 1;
   std::uint64_t buffer_bytes = 0;  // enough for what is held and what waits in the rings
 };
@@ -84,6 +85,7 @@ double SecondsSince(Clock::time_point start) {
 struct Shared {
   std::atomic<std::uint32_t> stop{0};  // 1: return what is held; 2: exit
   std::atomic<std::uint64_t> received{0};
+  std::atomic<std::uint64_t> gap_ns{0};  // the longest time without a fragment; reset from outside
 };
 
 struct ApplicationSocket {
@@ -111,6 +113,8 @@ void Application(const Arguments& arguments, Shared& shared,
   std::uint64_t sum = 0;
   std::uint64_t received = 0;
   const std::uint64_t window = std::max(1u, arguments.hold / arguments.sockets);
+  auto last = Clock::now();
+  bool was_idle = false;
   for (;;) {
     const std::uint32_t stop = shared.stop.load(std::memory_order_acquire);
     bool idle = true;
@@ -140,6 +144,14 @@ void Application(const Arguments& arguments, Shared& shared,
       }
       idle &= n == 0;
     }
+    // Only when there was a pause: reading the clock at every poll would be noticed.
+    if (!idle && was_idle) {
+      const auto now = Clock::now();
+      const auto gap = static_cast<std::uint64_t>((now - last).count());
+      if (gap > shared.gap_ns.load(std::memory_order_relaxed)) shared.gap_ns = gap;
+    }
+    if (idle && !was_idle) last = Clock::now();
+    was_idle = idle;
     if (idle) {
       shared.received.store(received, std::memory_order_release);
       if (stop == 2) break;
@@ -212,13 +224,13 @@ void ApplicationProcess(const Arguments& arguments, Shared& shared, int socket) 
 
 FlowMatch ExactFlow(std::uint32_t i) {
   FlowMatch match;
-  const auto address = [](std::uint8_t third, std::uint8_t fourth) {
+  const auto address = [](std::uint8_t second, std::uint8_t third, std::uint8_t fourth) {
     IpPrefix prefix{.family = IpFamily::kV4, .length = 32, .address = {}};
-    prefix.address = {10, 0, third, fourth};
+    prefix.address = {10, second, third, fourth};
     return prefix;
   };
-  match.source = address(0, static_cast<std::uint8_t>(1 + i));
-  match.destination = address(1, 0);
+  match.source = address(0, static_cast<std::uint8_t>(i >> 8), static_cast<std::uint8_t>(i));
+  match.destination = address(1, 0, 0);
   match.protocol = 17;
   match.source_port = static_cast<std::uint16_t>(10000 + i);
   match.destination_port = 7000;
@@ -247,12 +259,12 @@ void MeasureOurs(const Arguments& arguments) {
   for (std::uint32_t i = 0; i < arguments.sockets; i++) {
     RxSocketOptions socket;
     socket.name = "s" + std::to_string(i);
-    socket.content = arguments.frames ? Content::kFrame : Content::kPayload;
+    socket.content = arguments.rules == 0 ? Content::kFrame : Content::kPayload;
     sockets.push_back(OrDie(dataplane->OpenRxSocket(socket)));
   }
-  for (std::uint32_t i = 0; i < (arguments.frames ? 1u : 16u); i++) {
+  for (std::uint32_t i = 0; i < std::max(1u, arguments.rules); i++) {
     FlowRule rule{.id = i + 1, .rx_sockets = {sockets[i % sockets.size()]}};
-    if (!arguments.frames) rule.match = ExactFlow(i);
+    if (arguments.rules != 0) rule.match = ExactFlow(i);
     rules.push_back(rule);
   }
   OrDie(dataplane->OpenPort({.name = "p0", .device = arguments.device}));
@@ -289,16 +301,25 @@ void MeasureOurs(const Arguments& arguments) {
     }
     return sum;
   };
-  const auto wait = [](double seconds) {
+  const auto wait = [&](double seconds) {
     const auto start = Clock::now();
-    while (SecondsSince(start) < seconds) ::usleep(1000);
+    while (SecondsSince(start) < seconds) {
+      ::usleep(arguments.updates ? 20'000 : 1000);
+      if (!arguments.updates) continue;
+      std::swap(rules.front(), rules.back());
+      rules.front().rx_sockets.swap(rules.back().rx_sockets);
+      rules.back().priority ^= 1;
+      dataplane->SetRules(rules);
+    }
   };
   wait(0.2);  // warm
   const RxSocketInfo before = totals();
+  shared->gap_ns = 0;
   const auto start = Clock::now();
   wait(arguments.seconds);
   const RxSocketInfo after = totals();
   const double seconds = SecondsSince(start);
+  const double gap_us = static_cast<double>(shared->gap_ns.load()) / 1e3;
 
   // The end: no rule any more, everything comes home.
   dataplane->SetRules({});
@@ -314,8 +335,9 @@ void MeasureOurs(const Arguments& arguments) {
   if (shared->received.load() != end.lent) Die("the application did not see every fragment");
   const auto ring_full = after.drops[static_cast<std::size_t>(DropReason::kRingFull)] -
                          before.drops[static_cast<std::size_t>(DropReason::kRingFull)];
-  std::printf("%.3f %.3f\n", static_cast<double>(after.messages - before.messages) / seconds / 1e6,
-              static_cast<double>(ring_full) / seconds / 1e6);
+  std::printf("%.3f %.3f %.1f\n",
+              static_cast<double>(after.messages - before.messages) / seconds / 1e6,
+              static_cast<double>(ring_full) / seconds / 1e6, gap_us);
 }
 
 // ---- baselines -------------------------------------------------------------------------------
@@ -359,7 +381,7 @@ void MeasureBaseline(const Arguments& arguments) {
     return static_cast<double>(packets) / elapsed / 1e6;
   };
   run(0.1);
-  std::printf("%.3f 0\n", run(arguments.seconds));
+  std::printf("%.3f 0 0\n", run(arguments.seconds));
   std::fflush(stdout);
   std::_Exit(0);  // the mbufs that are held need no home any more
 }
@@ -367,8 +389,8 @@ void MeasureBaseline(const Arguments& arguments) {
 Arguments Parse(int argc, char** argv) {
   Arguments arguments;
   if (argc < 3)
-    Die("usage: macro ours|bare|hold DEVICE [hold=N] [read=first|all] [rules=all|flows]"
-        " [sockets=N] [seconds=S]");
+    Die("usage: macro ours|bare|hold DEVICE [hold=N] [read=first|all] [rules=N]"
+        " [sockets=N] [updates=1] [seconds=S]");
   arguments.mode = argv[1];
   arguments.device = argv[2];
   for (int i = 3; i < argc; i++) {
@@ -382,9 +404,11 @@ Arguments Parse(int argc, char** argv) {
     else if (name == "read")
       arguments.read_all = std::string_view(value) == "all";
     else if (name == "rules")
-      arguments.frames = std::string_view(value) == "all";
+      arguments.rules = static_cast<std::uint32_t>(std::atol(value));
     else if (name == "sockets")
       arguments.sockets = static_cast<std::uint32_t>(std::atol(value));
+    else if (name == "updates")
+      arguments.updates = std::atol(value) != 0;
     else if (name == "seconds")
       arguments.seconds = std::atof(value);
     else

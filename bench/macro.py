@@ -18,9 +18,6 @@ import subprocess
 import sys
 import tempfile
 
-FLOWS = 16
-
-
 def checksum(header):
     total = sum(struct.unpack('>%dH' % (len(header) // 2), header))
     while total >> 16:
@@ -28,24 +25,24 @@ def checksum(header):
     return ~total & 0xFFFF
 
 
-def frame(number, size):
-    """An Ethernet frame of `size` bytes of UDP flow `number` % FLOWS."""
-    flow = number * 7 % FLOWS
+def frame(number, size, flows):
+    """An Ethernet frame of `size` bytes of one of `flows` UDP flows."""
+    flow = number * 7 % flows
     payload = bytes((number + i) & 0xFF for i in range(size - 42))
     ip = struct.pack('>BBHHHBBHBBBBBBBB', 0x45, 0, size - 14, number & 0xFFFF, 0, 64, 17, 0,
-                     10, 0, 0, 1 + flow, 10, 0, 1, 0)
+                     10, 0, flow >> 8, flow & 0xFF, 10, 1, 0, 0)
     ip = ip[:10] + struct.pack('>H', checksum(ip)) + ip[12:]
     udp = struct.pack('>HHHH', 10000 + flow, 7000, size - 34, 0)
     return bytes([2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0]) + ip + udp + payload
 
 
-def write_pcap(path, size):
+def write_pcap(path, size, frames=64, flows=16):
     # Few frames: net_pcap keeps them all in the queue's pool, and more would not stay in
     # the cache.
     with open(path, 'wb') as file:
         file.write(struct.pack('<IHHiIII', 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1))
-        for number in range(64):
-            file.write(struct.pack('<IIII', 0, 0, size, size) + frame(number, size))
+        for number in range(frames):
+            file.write(struct.pack('<IIII', 0, 0, size, size) + frame(number, size, flows))
 
 
 def cases(directory):
@@ -56,7 +53,7 @@ def cases(directory):
         path = os.path.join(directory, f'{size}.pcap')
         write_pcap(path, size)
         sources.append((f'pcap {size} B, 16 flows',
-                        f'net_pcap0,rx_pcap={path},infinite_rx=1', ['rules=flows']))
+                        f'net_pcap0,rx_pcap={path},infinite_rx=1', ['rules=16']))
     for source, device, rules in sources:
         yield source, 'bare', device, ['bare']
         for hold in (256, 4096, 65536):
@@ -64,6 +61,16 @@ def cases(directory):
             yield source, f'ours {hold}', device, ['ours', f'hold={hold}'] + rules
     source, device, rules = sources[2]
     yield source, 'ours 4096, 16 rx sockets', device, ['ours', 'hold=4096', 'sockets=16'] + rules
+    source = 'pcap 64 B, 1024 frames'
+    for flows, rules in ((10, 10), (1000, 10000)):
+        path = os.path.join(directory, f'{flows}.pcap')
+        write_pcap(path, 64, 1024, flows)
+        device = f'net_pcap0,rx_pcap={path},infinite_rx=1'
+        if rules == 10:
+            yield source, 'bare', device, ['bare']
+        yield source, f'ours 256, {rules} rules', device, ['ours', 'hold=256', f'rules={rules}']
+    yield (source, 'ours 256, 10000 changing', device,
+           ['ours', 'hold=256', 'rules=10000', 'updates=1'])
 
 
 def measure(program, device, arguments, seconds):
@@ -71,8 +78,7 @@ def measure(program, device, arguments, seconds):
     result = subprocess.run(command, capture_output=True, text=True, timeout=60 + seconds)
     if result.returncode != 0:
         sys.exit(f"macro.py: {' '.join(command)}\n{result.stderr}")
-    delivered, dropped = map(float, result.stdout.split())
-    return delivered, dropped
+    return tuple(map(float, result.stdout.split()))  # delivered, dropped, longest gap
 
 
 def main():
@@ -100,22 +106,23 @@ def main():
     print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, '
           f'{options.repetitions} x {options.seconds} s, medians')
     print(f"{'source':<22} {'case':<26} {'Mpps':>8} {'ns':>7} {'/ bare':>7} {'/ hold':>7} "
-          f"{'min..max Mpps':>16} {'ring full':>9}")
+          f"{'min..max Mpps':>16} {'ring full':>9} {'gap us':>7}")
     rows = []
     for (source, name), values in runs.items():
-        rates = sorted(rate for rate, _ in values)
+        rates = sorted(rate for rate, _, _ in values)
         median = statistics.median(rates)
-        dropped = statistics.median(drop for _, drop in values)
-        bare = statistics.median(rate for rate, _ in runs[source, 'bare'])
+        dropped = statistics.median(drop for _, drop, _ in values)
+        gap = statistics.median(gap for _, _, gap in values)
+        bare = statistics.median(rate for rate, _, _ in runs[source, 'bare'])
         hold = runs.get((source, name.split(',')[0].replace('ours', 'hold')))
-        hold = statistics.median(rate for rate, _ in hold) if name.startswith('ours') else None
+        hold = statistics.median(rate for rate, _, _ in hold) if hold and name[0] == 'o' else None
         share = dropped / (dropped + median)
         rows.append({'source': source, 'case': name, 'mpps': median, 'ratio_bare': median / bare,
                      'ratio_hold': median / hold if hold else None, 'min': rates[0],
-                     'max': rates[-1], 'ring_full_share': share})
+                     'max': rates[-1], 'ring_full_share': share, 'longest_gap_us': gap})
         print(f"{source:<22} {name:<26} {median:8.2f} {1e3 / median:7.1f} {median / bare:7.2f} "
               f"{f'{median / hold:.2f}' if hold else '':>7} "
-              f"{f'{rates[0]:.2f}..{rates[-1]:.2f}':>16} {100 * share:8.1f}%")
+              f"{f'{rates[0]:.2f}..{rates[-1]:.2f}':>16} {100 * share:8.1f}% {gap:7.0f}")
     if options.json:
         with open(options.json, 'w', encoding='utf-8') as file:
             json.dump(rows, file, indent=1)
