@@ -255,7 +255,7 @@ v1::BindRequest ReadBinding(const Value& value) {
         [&](Value v) {
           v.ForEach([&](const Value& queue) { ReadQueue(queue, *binding.add_queues()); });
         }}},
-      {"name", "buffer_bytes", "queues"});
+      {"name", "buffer_bytes"});
   return binding;
 }
 

@@ -254,6 +254,10 @@ Result<v1::Binding> Manager::AttachQueues(const v1::AttachQueuesRequest& request
   if (!session.ok()) return session.status();
   const Result<std::uint64_t> id = FindBinding(request.name());
   if (!id.ok()) return id.status();
+  if (request.queues().empty()) {
+    return Status(Code::kInvalidArgument,
+                  Quoted("binding", request.name()) + ": no queues; name at least one");
+  }
   const Result<std::vector<QueueRef>> queues = FindQueues(request.name(), request.queues());
   if (!queues.ok()) return queues.status();
   const auto gets = [&](const QueueRef& queue) {

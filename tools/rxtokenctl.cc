@@ -172,15 +172,14 @@ Table QueueTable(const auto& ports) {
 }
 
 Table BindingTable(const auto& bindings) {
-  Table table({"BINDING", "ID", "STATE", "PAGES", "FREE", "SATURATED", "PAGE_BYTES", "FRAMES",
-               "BUFFER_BYTES", "MEMORY", "OWNED", "QUEUES"});
+  Table table({"BINDING", "ID", "STATE", "PAGES", "FREE", "PAGE_BYTES", "FRAMES", "BUFFER_BYTES",
+               "MEMORY", "OWNED", "QUEUES"});
   for (const v1::Binding& binding : bindings) {
     std::string state = binding.state() == v1::BINDING_STATE_DRAINING ? "draining" : "active";
     if (binding.has_drain_left_ms()) state += "," + std::to_string(binding.drain_left_ms()) + "ms";
     table.Add(binding.name(), binding.id(), state, binding.pages(), binding.pages_free(),
-              binding.saturated_pages(), binding.page_bytes(), binding.frames_per_page(),
-              binding.buffer_bytes(), binding.memory() == v1::MEMORY_HUGE ? "huge" : "plain",
-              YesNo(binding.owned()),
+              binding.page_bytes(), binding.frames_per_page(), binding.buffer_bytes(),
+              binding.memory() == v1::MEMORY_HUGE ? "huge" : "plain", YesNo(binding.owned()),
               Joined(binding.queues(), [](const v1::QueueId& queue) { return Text(queue); }));
   }
   return table;
@@ -296,14 +295,15 @@ v1::QueueId QueueArgument(const std::string& label, const std::string& text) {
   return proto;
 }
 
-void AddQueues(CLI::App& verb, google::protobuf::RepeatedPtrField<v1::QueueId>& queues) {
-  verb.add_option_function<std::vector<std::string>>(
+CLI::Option* AddQueues(CLI::App& verb, const std::string& what,
+                       google::protobuf::RepeatedPtrField<v1::QueueId>& queues) {
+  return verb
+      .add_option_function<std::vector<std::string>>(
           "QUEUE",
           [&queues](const std::vector<std::string>& given) {
             for (const std::string& text : given) *queues.Add() = QueueArgument("QUEUE", text);
           },
-          "PORT:QUEUE, one or more")
-      ->required()
+          what)
       ->option_text(" ");
 }
 
@@ -386,7 +386,7 @@ void AddBinding(CLI::App& app, Ctl& ctl) {
               "bind b0 p0:0 p0:1 --buffer 256MiB --page 2048");
   auto& request = SetCall(bind, ctl, &v1::Bindings::Stub::Bind, ShowBinding);
   AddName(bind, "NAME", "Of the binding", request.mutable_name());
-  AddQueues(bind, *request.mutable_queues());
+  AddQueues(bind, "PORT:QUEUE, any number; see `attach-queues`", *request.mutable_queues());
   AddSize(
       bind, "--buffer", [&request](std::uint64_t bytes) { request.set_buffer_bytes(bytes); },
       "Size of the buffer: 64MiB, 1GiB")
@@ -404,7 +404,7 @@ void AddBinding(CLI::App& app, Ctl& ctl) {
                              "attach-queues b0 p0:2 p1:0");
   auto& attach_request = SetCall(attach, ctl, &v1::Bindings::Stub::AttachQueues, ShowBinding);
   AddName(attach, "NAME", "Of the binding", attach_request.mutable_name());
-  AddQueues(attach, *attach_request.mutable_queues());
+  AddQueues(attach, "PORT:QUEUE, one or more", *attach_request.mutable_queues())->required();
 
   CLI::App& unbind = AddVerb(app, "unbind", "End a binding", "unbind b0 --drain-timeout 5");
   auto& unbind_request = SetCall(unbind, ctl, &v1::Bindings::Stub::Unbind, ShowBinding);

@@ -58,7 +58,7 @@ struct BindOptions {
   // of them were given back.
   std::uint32_t frames_per_page = 1;
   Memory memory = Memory::kAuto;
-  std::vector<QueueId> queues = {};  // none of them in a binding yet
+  std::vector<QueueId> queues = {};  // none of them in a binding yet; see AttachQueues()
 };
 
 enum class Content {

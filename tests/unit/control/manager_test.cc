@@ -230,6 +230,14 @@ TEST_F(ManagerTest, ABindingSaysHowManyFramesAPageCarries) {
   EXPECT_EQ(manager_.ListBindings()->bindings(1).saturated_pages(), 11u);
 }
 
+TEST_F(ManagerTest, ABindingMayGetItsQueuesLater) {
+  v1::BindRequest request;
+  request.set_name("b");
+  request.set_buffer_bytes(1 << 20);
+  EXPECT_EQ(manager_.Bind(request)->queues_size(), 0);
+  EXPECT_EQ(AttachQueue("b", 0)->queues_size(), 1);
+}
+
 TEST_F(ManagerTest, TheExceptionPathOfAPortIsShown) {
   ASSERT_TRUE(manager_.OpenPort({.name = "p1", .device = "fake", .exception_tap = "tap1"}).ok());
   const auto ports = manager_.ListPorts();
