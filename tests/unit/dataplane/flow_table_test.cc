@@ -105,7 +105,8 @@ class Rules {
 
   Rules& Add(const FlowMatch& match, std::int32_t priority = 0) {
     list_.push_back(std::make_shared<CompiledRule>());
-    list_.back()->rule = {.id = list_.size(), .match = match, .priority = priority, .rx_sockets = {1}};
+    list_.back()->rule = {
+        .id = list_.size(), .match = match, .priority = priority, .rx_sockets = {1}};
     return *this;
   }
   const List& list() const { return list_; }
