@@ -57,8 +57,7 @@ class Rxtokenctl : public testing::Test {
 
   TempDir directory;
   std::string socket = directory.path() / "memif.sock";
-  Daemon daemon{
-      {"--port", "p0=net_memif0,role=server,socket-abstract=no,socket=" + socket}};
+  Daemon daemon{{"--port", "p0=net_memif0,role=server,socket-abstract=no,socket=" + socket}};
   std::string output;
   std::string errors;
 };
@@ -110,8 +109,7 @@ TEST_F(Rxtokenctl, EveryNounCanBeMadeListedAndRemoved) {
   EXPECT_THAT(output, HasSubstr("s1 s0"));
   EXPECT_EQ(Run({"flow", "add", "s0", "s1", "--vlan", "5", "--steer-to", "p0:0"}), 0) << errors;
   EXPECT_THAT(output, AllOf(HasSubstr("s0 s1"), HasSubstr("p0:0"), HasSubstr("software")));
-  EXPECT_EQ(Run({"bind", "b1", "--buffer", "16MiB", "--frames-per-page", "2"}), 0)
-      << errors;
+  EXPECT_EQ(Run({"bind", "b1", "--buffer", "16MiB", "--frames-per-page", "2"}), 0) << errors;
   EXPECT_EQ(Run({"attach-queues", "b1", "p0:0"}), 0) << errors;
   EXPECT_THAT(output, HasSubstr("p0:0"));
   EXPECT_EQ(Run({"unbind", "b1", "--drain-timeout", "0.5"}), 0) << errors;
