@@ -453,6 +453,38 @@ TEST_F(BindingsEnd, RevokedTokensDoNotTouchTheNextBindingOfTheirSlot) {
   EXPECT_THAT(Returned(), ElementsAre(Token(1, 3).wire()));
 }
 
+TEST_F(BindingsEnd, AnotherThreadMayGiveBackMeanwhile) {
+  std::vector<std::vector<Message>> handed_over;
+  std::mutex mutex;
+  std::atomic<bool> done = false;
+  std::thread returner([&] {
+    for (bool last = false; !last;) {
+      last = done;
+      std::vector<std::vector<Message>> mine;
+      {
+        std::lock_guard lock(mutex);
+        mine.swap(handed_over);
+      }
+    }
+  });
+  for (int round = 0; round < 1000; round++) {
+    socket.lane().MapSlot(3, kBinding);
+    std::vector<Message> messages = Receive(4);
+    {
+      std::lock_guard lock(mutex);
+      handed_over.push_back(std::move(messages));
+    }
+    socket.lane().Unbind(kBinding);
+    if (round % 2 == 0) socket.lane().Revoke(3, kBinding);
+    Poll();
+    Returned();
+  }
+  done = true;
+  returner.join();
+  handed_over.clear();
+  EXPECT_EQ(socket.mappings(), 0);
+}
+
 TEST_F(BindingsEnd, ATokenThatWasGivenBackDoesNotTouchTheNextBindingOfItsSlot) {
   std::vector<Message> messages = Receive(1);
   const HeldToken token = messages[0].fragments()[0].token();
