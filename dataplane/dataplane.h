@@ -242,7 +242,8 @@ class Dataplane {
 
   // The complete rule set from now on, in any order. Rules with an id that was there before
   // keep their counters unless the match changed. Precondition: every rule names 1 to
-  // kMaxFanOut open rx sockets, ports and queues that exist, and no two are Equivalent().
+  // kMaxFanOut open rx sockets, ports and queues that exist, and no two have the same match and
+  // priority.
   virtual void SetRules(std::span<const FlowRule> rules) = 0;
   // In the order in which the worker tries them.
   virtual std::vector<RuleInfo> GetRules() = 0;

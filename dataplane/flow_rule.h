@@ -59,10 +59,6 @@ struct FlowRule {
 
 inline constexpr std::size_t kMaxFanOut = 32;  // rx sockets of one rule
 
-// Whether two matches are for the same frames, however they are written: "from 0.0.0.0/0" and
-// "to 0.0.0.0/0" both are any IPv4.
-bool Equivalent(const FlowMatch& a, const FlowMatch& b) noexcept;
-
 // What a frame is looked up by: five words, of which IPv4 and non-IP frames use the first
 // two, so that the common key is 16 bytes.
 //

@@ -84,10 +84,6 @@ MaskedKey KeyOf(const FlowMatch& match) noexcept {
   return key;
 }
 
-bool Equivalent(const FlowMatch& a, const FlowMatch& b) noexcept {
-  return a.port == b.port && a.queue == b.queue && KeyOf(a) == KeyOf(b);
-}
-
 FlowTable::SubTable::SubTable(const FlowKey& mask, std::span<CompiledRule* const> rules)
     : mask_(mask),
       long_key_((mask.w[2] | mask.w[3] | mask.w[4]) != 0),

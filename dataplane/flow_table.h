@@ -111,8 +111,6 @@ class FlowTable {
 struct MaskedKey {
   FlowKey mask;
   FlowKey value;
-
-  friend bool operator==(const MaskedKey&, const MaskedKey&) = default;
 };
 MaskedKey KeyOf(const FlowMatch& match) noexcept;
 

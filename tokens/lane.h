@@ -235,7 +235,7 @@ class Lane {
       }
       const std::uint32_t n = ReturnRun(view, tokens, slot, i, recycler);
       accepted += n;
-      if (view.outstanding == 0) slots_->Release(slot, worker_);
+      if (view.outstanding == 0) ReleaseSlot(slot);
     }
     counters_.returned += accepted;
     return accepted;
@@ -294,14 +294,15 @@ class Lane {
   }
 
   // The same for what is outstanding of one binding, nothing of which is lent any more;
-  // returns may come in between. The application is told which slot's tokens are void.
+  // returns may come in between. The application is told which slot's tokens are void; before
+  // it has read that, the slot is not given to another binding, whose pages it would return.
   template <Recycler R>
   bool Revoke(const PageTable& table, std::uint32_t budget, R& recycler) noexcept {
     for (std::uint32_t slot = 0; slot < kSlotsPerRxSocket; slot++) {
       SlotView& view = views_[slot];
       if (view.table != &table || view.outstanding == 0) continue;
-      if (!view.revoked) AddEvent(DescriptorKind::kRevoked, slot, table);
-      view.revoked = true;
+      if ((revoked_slots_ & 1u << slot) == 0) AddEvent(DescriptorKind::kRevoked, slot, table);
+      revoked_slots_ |= 1u << slot;
       const std::uint64_t before = view.outstanding;
       const bool done = SweepSlot(slot, budget, recycler);
       counters_.revoked += before - view.outstanding;
@@ -322,12 +323,17 @@ class Lane {
 
   bool events_waiting() const noexcept { return events_ != 0; }
   // Slots of the rx socket that became unused so far, by any worker.
-  std::uint64_t slot_releases() const noexcept { return slots_->releases(); }
+  std::uint64_t slot_releases() noexcept {
+    ReleaseRevoked();
+    return slots_->releases();
+  }
   // Writes what the application has not been told for want of room. True if nothing is left.
   bool WriteEvents() noexcept {
     std::uint32_t written = 0;
     for (; written < events_ && FreeDescriptors() != 0; written++) {
-      descriptors_->descriptors()[tail_++ & mask_] = waiting_events_[written];
+      const Descriptor& event = waiting_events_[written];
+      descriptors_->descriptors()[tail_++ & mask_] = event;
+      if (event.kind == DescriptorKind::kRevoked) revoked_at_[event.slot] = tail_;
     }
     std::copy(waiting_events_.begin() + written, waiting_events_.begin() + events_,
               waiting_events_.begin());
@@ -382,7 +388,6 @@ class Lane {
   struct SlotView {
     std::uint64_t outstanding = 0;  // fragments lent by this lane
     std::uint32_t pages = 0;
-    bool revoked = false;  // the application was told
     std::atomic<std::uint32_t>* cells = nullptr;
     std::atomic<std::uint32_t>* urefs = nullptr;
     const PageTable* table = nullptr;
@@ -395,6 +400,21 @@ class Lane {
     // A head that is not between the last one and the tail is a lie, and changes nothing.
     if (tail_ - head <= tail_ - head_seen_) head_seen_ = head;
     return mask_ + 1 - (tail_ - head_seen_);
+  }
+
+  // Gives up the slots whose end the application knows of. What it returned before it knew is in
+  // its return ring then, and must have been refused.
+  void ReleaseRevoked() noexcept {
+    if (revoked_slots_ == 0 || events_ != 0) return;
+    FreeDescriptors();
+    // order: acquire keeps the load behind that of the head.
+    if (returns_->tail.load(std::memory_order_acquire) != return_head_) return;
+    for (std::uint32_t slot = 0; slot < kSlotsPerRxSocket; slot++) {
+      const bool read = static_cast<std::int32_t>(head_seen_ - revoked_at_[slot]) >= 0;
+      if ((revoked_slots_ & 1u << slot) == 0 || views_[slot].outstanding != 0 || !read) continue;
+      revoked_slots_ &= ~(1u << slot);
+      slots_->Release(slot, worker_);
+    }
   }
 
   // There is always room: a slot is given to a binding only when no event waits, and each has
@@ -432,8 +452,13 @@ class Lane {
       }
     }
     sweep_page_ = 0;
-    slots_->Release(slot, worker_);
+    ReleaseSlot(slot);
     return true;
+  }
+
+  // Nothing is outstanding under the slot any more.
+  void ReleaseSlot(std::uint32_t slot) noexcept {
+    if ((revoked_slots_ & 1u << slot) == 0) slots_->Release(slot, worker_);
   }
 
   // Makes lending_slot_ a slot of `table`, announced and in use. False: there is none.
@@ -455,12 +480,12 @@ class Lane {
       }
       view = SlotView{};  // another binding has the slot now
     }
+    ReleaseRevoked();
     const std::optional<std::uint32_t> slot = slots_->Acquire(worker_, table);
     if (!slot) return false;
     lending_slot_ = *slot;
     views_[*slot] = SlotView{.outstanding = 0,
                              .pages = table.pages(),
-                             .revoked = false,
                              .cells = table.cells(),
                              .urefs = slots_->urefs(*slot),
                              .table = &table};
@@ -571,7 +596,9 @@ class Lane {
   std::uint32_t time_high_ = 0;
   std::uint32_t rung_ = 0;
   std::uint32_t sweep_page_ = 0;
-  std::uint32_t events_ = 0;  // that wait for room
+  std::uint32_t events_ = 0;         // that wait for room
+  std::uint32_t revoked_slots_ = 0;  // a bit for each that is kept until the application knows
+  std::array<std::uint32_t, kSlotsPerRxSocket> revoked_at_;  // behind its kRevoked descriptor
   LaneCounters counters_;
   std::array<Descriptor, 2 * kSlotsPerRxSocket> waiting_events_;
   std::array<SlotView, kSlotsPerRxSocket> views_;

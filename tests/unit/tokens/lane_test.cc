@@ -846,6 +846,34 @@ TEST_F(LaneTest, RevokingInStepsTellsOnceAlthoughTheApplicationReturnsTheRest) {
   EXPECT_EQ(lane().outstanding(), 0u);
 }
 
+TEST_F(LaneTest, ARevokedSlotIsKeptUntilTheApplicationKnows) {
+  Lend(table_, {Item(1)});
+  EXPECT_TRUE(lane().Revoke(table_, 1000, recycler_));
+  lane().Forget(table_);
+  socket_.slots.Forget(table_.binding());
+  EXPECT_EQ(socket_.slots.in_use(), 1u);
+  const LendItem item = Item(1);
+  ASSERT_TRUE(lane().Lend(other_table_, {&item, 1}, kTime));
+  lane().Publish();
+
+  // Returned before the event is read: it must not be taken for the new binding's page 1.
+  EXPECT_EQ(Return({Token(0, 1)}), 0u);
+  const std::vector<Descriptor> read = ReadAll(reader());
+  ASSERT_EQ(read.size(), 3u);
+  EXPECT_EQ(read[1].kind, DescriptorKind::kSlotMapped);
+  EXPECT_EQ(read[1].slot, 1u);
+  EXPECT_EQ(Return({Token(1, 1)}), 1u);
+
+  // The event is read now, but what was returned before is not.
+  const std::uint32_t late = Token(0, 2);
+  EXPECT_EQ(reader().Return({&late, 1}), 1u);
+  const std::uint64_t releases = lane().slot_releases();
+  EXPECT_EQ(socket_.slots.in_use(), 1u);
+  EXPECT_EQ(Drain(), 1u);
+  EXPECT_EQ(lane().slot_releases(), releases + 1);
+  EXPECT_EQ(socket_.slots.in_use(), 0u);
+}
+
 TEST_F(LaneTest, EventsWaitForRoomAndComeBeforeAnythingNew) {
   std::vector<LendItem> items(kEntries - 1, Item(1));  // and the slot's announcement
   ASSERT_TRUE(lane().Lend(table_, items, 0));
