@@ -59,6 +59,10 @@ def cases(directory):
         for hold in (256, 4096, 65536):
             yield source, f'hold {hold}', device, ['hold', f'hold={hold}']
             yield source, f'ours {hold}', device, ['ours', f'hold={hold}'] + rules
+    source, device, _ = sources[1]
+    for pool, name in (('ours', ''), ('ring', ', ring of DPDK')):
+        yield (source, f'hold 4096, lumps{name}', device,
+               ['hold', 'hold=4096', 'lump=4096', 'pages=65536', f'pool={pool}'])
     source, device, rules = sources[2]
     yield source, 'ours 4096, 16 rx sockets', device, ['ours', 'hold=4096', 'sockets=16'] + rules
     source = 'pcap 64 B, 1024 frames'
