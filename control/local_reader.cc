@@ -82,8 +82,13 @@ bool LocalReader::ReadLane(Lane& lane, v1::ReceiveResponse& batch, int max_messa
         break;
       }
       lane.slots[descriptor.slot % kSlotsPerRxSocket] = descriptor.binding;
-    } else if (descriptor.kind == DescriptorKind::kRevoked) {
-      DropTokens(lane, SlotId{descriptor.slot});
+    } else if (descriptor.kind == DescriptorKind::kUnbound ||
+               descriptor.kind == DescriptorKind::kRevoked) {
+      const bool revoked = descriptor.kind == DescriptorKind::kRevoked;
+      if (revoked) DropTokens(lane, SlotId{descriptor.slot});
+      v1::BindingEvent& event = *batch.add_events();
+      event.set_binding(descriptor.binding);
+      event.set_revoked(revoked);
     } else if (descriptor.kind == DescriptorKind::kFragment) {
       if (batch.messages_size() >= max_messages || batch_bytes_ >= kMaxBatchBytes) break;
       AddFragment(lane, descriptor);

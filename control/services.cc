@@ -238,7 +238,8 @@ class TokensService final : public v1::Tokens::Service {
       batch.Clear();
       const auto room = std::min<std::uint64_t>(wanted - delivered, kMessagesPerResponse);
       const LocalReader::ReadResult read = reader.Read(batch, static_cast<int>(room));
-      if (batch.messages_size() > 0) {
+      const bool nothing = batch.messages_size() == 0 && batch.events_size() == 0;
+      if (!nothing) {
         const bool sent = writer.Write(batch);
         // Tokens that the client never got to know are not left to it.
         reader.Settle(/*give_back=*/!request.hold() || !sent);
@@ -248,7 +249,7 @@ class TokensService final : public v1::Tokens::Service {
       if (read.unknown_binding) {
         const grpc::Status status = AddBuffer(context, *read.unknown_binding, reader);
         if (!status.ok()) return status;
-      } else if (batch.messages_size() == 0) {
+      } else if (nothing) {
         if (reader.Arm()) WaitForDoorbell(stream.doorbell.get());
         reader.Disarm();
       }

@@ -245,6 +245,10 @@ void Worker::ReceiveFrame(RxQueue& queue, rte_mbuf* mbuf, Run& run) {
   if (lane == nullptr || pool == nullptr || mbuf->nb_segs != 1) [[unlikely]] {
     Deliver(queue, run);  // what came before
     run.n = 0;
+    // A queue that moved between two segments of a frame: it is no chain of one binding's pages.
+    for (const rte_mbuf* more = mbuf->next; more != nullptr; more = more->next) {
+      if (more->pool != mbuf->pool) pool = nullptr;
+    }
     return DeliverToEach(queue, target, mbuf, frame, pool);
   }
   if (run.lane != lane || run.pool != pool || run.n == kBurst) {
@@ -379,6 +383,7 @@ DropReason Worker::DeliverCopy(RxQueue& queue, RxLane& lane, const rte_mbuf* mbu
   if (!lane.attached) return DropReason::kNotAttached;
   rte_mbuf* const copy = rte_pktmbuf_copy(mbuf, pool->mempool(), 0, mbuf->pkt_len);
   if (copy == nullptr) return DropReason::kNoPage;
+  copy->ol_flags |= RTE_MBUF_F_EXTERNAL;  // which it is, and rte_pktmbuf_copy() took off
   const DropReason dropped = DeliverInPlace(lane, *pool, copy, frame, kCopied);
   queue.copied_packets += dropped == DropReason::kCount;
   EndChain(*pool, copy);
@@ -399,8 +404,8 @@ void Worker::EndChain(BufferPool& pool, rte_mbuf* mbuf) {
 
 void Worker::Recycle(rte_mbuf* mbuf) {
   BufferPool* const pool = BufferPool::Of(mbuf->pool);
-  if (pool == nullptr) return rte_pktmbuf_free(mbuf);
-  EndChain(*pool, mbuf);
+  if (pool == nullptr || mbuf->nb_segs != 1) return rte_pktmbuf_free(mbuf);
+  pool->EndFrame(pool->PageOf(mbuf->buf_addr));
 }
 
 // ---- waiting for a slot ------------------------------------------------------------------------

@@ -116,6 +116,9 @@ TEST_F(LocalReaderTest, RevokedTokensAreNotReturned) {
   dataplane_.Publish(rx_socket_, revoked);
   Read();
   EXPECT_EQ(batch_.messages_size(), 2);
+  ASSERT_EQ(batch_.events_size(), 1);
+  EXPECT_EQ(batch_.events(0).binding(), binding_);
+  EXPECT_TRUE(batch_.events(0).revoked());
   reader_->Settle(true);
   EXPECT_THAT(dataplane_.DrainReturns(rx_socket_), ElementsAre(1u << 27 | 4));
 }
