@@ -250,13 +250,15 @@ Result<RxSocket> Client::OpenRxSocket(const RxSocketOptions& options) {
                                           &v1::RxSockets::Stub::OpenRxSocket, request, &response);
   if (!status.ok()) return status;
 
-  auto attached = connection_->session->Attach(options.name, response.attach_secret());
-  if (!attached.ok()) {
-    connection_->CloseRxSocket(options.name);
-    return attached.status();
-  }
-  return RxSocket(
-      std::make_unique<RxSocket::Impl>(connection_, options.name, std::move(*attached)));
+  auto rx_socket = AttachRxSocket(options.name, response.attach_secret());
+  if (!rx_socket.ok()) connection_->CloseRxSocket(options.name);
+  return rx_socket;
+}
+
+Result<RxSocket> Client::AttachRxSocket(const std::string& name, std::string_view attach_secret) {
+  auto attached = connection_->session->Attach(name, attach_secret);
+  if (!attached.ok()) return attached.status();
+  return RxSocket(std::make_unique<RxSocket::Impl>(connection_, name, std::move(*attached)));
 }
 
 RxSocket::RxSocket(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}

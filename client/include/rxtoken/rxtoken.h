@@ -19,6 +19,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -244,6 +245,9 @@ class Client {
   Status Unbind(const std::string& name, std::chrono::milliseconds drain_timeout = {});
 
   Result<RxSocket> OpenRxSocket(const RxSocketOptions& options);
+  // Reads one that somebody else opened, without a session, and gave the secret of: so that one
+  // flow rule can deliver to several processes. It ends with this one.
+  Result<RxSocket> AttachRxSocket(const std::string& name, std::string_view attach_secret);
 
   // Delivers matching frames to `rx_socket`.
   Result<FlowId> AddFlow(const Match& match, const RxSocket& rx_socket,
