@@ -27,6 +27,7 @@ struct Binding {
   std::unique_ptr<BufferPool> pool;
   std::vector<QueueRef> queues;
   std::vector<Port*> dma_ports;  // that have the buffer mapped
+  bool takes_copies = false;     // of frames that any worker receives
 };
 
 // What a port said when it was asked to apply a rule.
@@ -105,6 +106,7 @@ class DataplaneImpl final : public Dataplane {
   Status CheckFree(const std::string& who, std::span<const QueueRef> queues) const;
   Status CheckPages(const BindingOptions& options) const;
   Status MapForDma(Binding& binding, std::span<const QueueRef> queues, Buffer& buffer);
+  void SetTakers(Binding& binding);
   void PointQueues(std::uint64_t id, Binding& binding, std::span<const QueueRef> queues);
   void DetachQueues(Binding& binding);
   static void AddLanes(CompiledRule& rule, std::uint32_t workers,
@@ -297,24 +299,37 @@ Result<std::uint64_t> DataplaneImpl::Bind(const BindingOptions& options) {
   return id;
 }
 
+// Tells the pool which workers take its pages now, and has them all leave to each other what they
+// are not to keep: a worker that takes none any more may have all.
+void DataplaneImpl::SetTakers(Binding& binding) {
+  std::uint32_t takers = 0;
+  for (const QueueRef& ref : binding.queues) takers |= 1u << WorkerOf(ref).index();
+  for (const auto& worker : workers_) {
+    if (binding.takes_copies) takers |= 1u << worker->index();
+  }
+  PagePool& pages = binding.pool->pages();
+  pages.SetTakers(takers);
+  for (auto& worker : workers_) {
+    worker->Call([&](Worker&) { pages.Settle(); });
+  }
+}
+
 // Points queues, which may have another binding, at this one's pool.
 void DataplaneImpl::PointQueues(std::uint64_t id, Binding& binding,
                                 std::span<const QueueRef> queues) {
+  std::set<Binding*> changed = {&binding};
   for (const QueueRef& ref : queues) {
     if (const std::uint64_t other = ports_[ref.port].bindings[ref.queue]; other != 0) {
+      changed.insert(&bindings_.at(other));
       std::erase(bindings_.at(other).queues, ref);
     }
     binding.queues.push_back(ref);
   }
-  std::set<Worker*> workers;
   bool copied_into = false;
   for (const QueueRef& ref : binding.queues) {
-    workers.insert(&WorkerOf(ref));
     copied_into |= ports_[ref.port].port->writes_payload();
   }
   binding.pool->set_copied_into(copied_into);
-  // Whoever copies into a binding without queues may be any worker.
-  binding.pool->pages().SetShared(workers.size() != 1 && workers_.size() > 1);
   for (const QueueRef& ref : queues) {
     WorkerOf(ref).Call([&](Worker& w) {
       w.Attach(ports_[ref.port].port.get(), static_cast<std::uint16_t>(ref.queue),
@@ -322,6 +337,7 @@ void DataplaneImpl::PointQueues(std::uint64_t id, Binding& binding,
     });
     ports_[ref.port].bindings[ref.queue] = id;
   }
+  for (Binding* each : changed) SetTakers(*each);
 }
 
 Status DataplaneImpl::AttachQueues(std::uint64_t id, std::span<const QueueRef> queues) {
@@ -472,6 +488,10 @@ Result<std::uint64_t> DataplaneImpl::OpenRxSocket(const RxSocketOptions& options
     if (it == bindings_.end() || it->second.pool->draining()) return NoSuch("binding", id);
     for (std::uint32_t w = 0; w < workers_.size(); w++) {
       (*socket)->lane(w).pools.push_back(it->second.pool.get());
+    }
+    if (options.outside == Outside::kCopy && !it->second.takes_copies) {
+      it->second.takes_copies = true;
+      SetTakers(it->second);
     }
   }
   rx_sockets_[++last_rx_socket_] = std::move(*socket);

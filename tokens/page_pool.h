@@ -15,7 +15,7 @@
 // has a stack of its own behind a mutex. A worker never waits for that mutex: it tries it
 // when all else is empty.
 //
-// Thread-safety: all functions from any thread.   Blocks: workers never.
+// Thread-safety: all functions from any thread.   Blocks: workers never, but in Settle().
 // Allocates: on construction only.   Hot path: Push, Pop.
 // Memory: 8 bytes an object and a stack, demand-zero.
 #pragma once
@@ -23,6 +23,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -72,10 +73,30 @@ class PagePool {
 
   std::uint32_t size() const noexcept { return size_; }
 
-  // With several workers on the binding, each gives what it has beyond kSurplus to the
-  // depot; a single one keeps all, so that what it frees last it uses next.
-  void SetShared(bool shared) noexcept {
-    keep_.store(shared ? kSurplus : size_, std::memory_order_relaxed);
+  // Which workers take pages; bit w is worker w. Of several, each gives what it has beyond
+  // kSurplus to the depot; a single one keeps all, so that what it frees last it uses next.
+  // Others only bring back what they took before, and keep less than a batch of it.
+  void SetTakers(std::uint32_t workers) noexcept {
+    for (std::uint32_t w = 0; w < kMaxWorkers; w++) {
+      const bool takes = (workers >> w & 1) != 0;
+      stacks_[w].keep.store(!takes                         ? 0
+                            : std::has_single_bit(workers) ? size_
+                                                           : kSurplus,
+                            std::memory_order_relaxed);
+    }
+  }
+
+  // After SetTakers(), by each worker: lets others have what it is not to keep any more, and
+  // has not to push anything for that.
+  void Settle() noexcept {
+    Stack& stack = stacks_[this_worker];
+    const std::uint32_t keep = stack.keep.load(std::memory_order_relaxed);
+    PushTo(stack, nullptr, 0, keep);
+    if (keep != 0) return;
+    const std::uint32_t rest = stack.count.load(std::memory_order_relaxed);
+    stack.count.store(0, std::memory_order_relaxed);
+    const std::lock_guard lock(outside_mutex_);
+    PushTo(stacks_[kMaxWorkers], stack.objects.data(), rest, kSurplus);
   }
 
   void Push(void* const* objects, std::uint32_t n) noexcept {
@@ -83,7 +104,8 @@ class PagePool {
       const std::lock_guard lock(outside_mutex_);
       PushTo(stacks_[kMaxWorkers], objects, n, kSurplus);
     } else {
-      PushTo(stacks_[this_worker], objects, n, keep_.load(std::memory_order_relaxed));
+      Stack& stack = stacks_[this_worker];
+      PushTo(stack, objects, n, stack.keep.load(std::memory_order_relaxed));
     }
   }
 
@@ -122,6 +144,7 @@ class PagePool {
  private:
   struct alignas(kWriterAlignBytes) Stack {
     std::atomic<std::uint32_t> count{0};  // written by the stack's worker only
+    std::atomic<std::uint32_t> keep{~0u};
     DemandZeroArray<void*> objects;
   };
 
@@ -189,7 +212,6 @@ class PagePool {
 
   std::uint32_t size_;
   std::uint32_t batches_;
-  std::atomic<std::uint32_t> keep_{~0u};
   std::mutex outside_mutex_;
   std::array<Stack, kMaxWorkers + 1> stacks_;  // the last is for threads that are no workers
 

@@ -53,7 +53,7 @@ class PoolOfPages {
 
   explicit PoolOfPages(std::uint32_t pages) : pool_(Objects(pages)) {
     if (!pool_.ok()) Die("not enough memory");
-    pool_.SetShared(false);
+    pool_.SetTakers(1);
   }
 
   bool Take(std::span<std::uint32_t> pages) noexcept {

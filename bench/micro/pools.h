@@ -42,7 +42,7 @@ class OurPool {
  public:
   explicit OurPool(bool shared) : pool_(PoolObjects()) {
     if (!pool_.ok()) Die("not enough memory");
-    pool_.SetShared(shared);
+    pool_.SetTakers(shared ? ~0u : 1);
   }
   void Push(void** objects, unsigned n) noexcept { pool_.Push(objects, n); }
   bool Pop(void** objects, unsigned n) noexcept { return pool_.Pop(objects, n); }

@@ -114,7 +114,7 @@ struct Pool {
     std::vector<void*> all;
     for (int& object : objects) all.push_back(&object);
     auto pool = std::make_unique<PagePool>(all);
-    pool->SetShared(true);
+    pool->SetTakers(~0u);
     return pool;
   }();
 

@@ -111,7 +111,7 @@ struct Binding {
       free.insert(page);
     }
     pool = std::make_unique<PagePool>(objects);
-    pool->SetShared(shared);
+    pool->SetTakers(shared ? ~0u : 1);
   }
   static void* Object(std::uint32_t page) {
     return reinterpret_cast<void*>(std::uintptr_t{page} + 1);

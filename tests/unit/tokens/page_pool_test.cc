@@ -173,7 +173,7 @@ TEST_F(PagePoolTest, AWorkerTakesEverythingIfItIsTheOnlyOne) {
 
 TEST_F(PagePoolTest, AnUnsharedWorkerKeepsWhatItPushes) {
   PagePool pool(Objects(8 * kBatch));
-  pool.SetShared(false);
+  pool.SetTakers(1);
   const AsWorker as(0);
   const std::vector<std::uintptr_t> all = PopAll(pool);
   Push(pool, all);
@@ -184,7 +184,7 @@ TEST_F(PagePoolTest, AnUnsharedWorkerKeepsWhatItPushes) {
 
 TEST_F(PagePoolTest, ASharedWorkerGivesItsSurplusInWholeBatches) {
   PagePool pool(Objects(8 * kBatch));
-  pool.SetShared(true);
+  pool.SetTakers(~0u);
   std::vector<std::uintptr_t> all;
   {
     const AsWorker as(0);
@@ -203,9 +203,33 @@ TEST_F(PagePoolTest, ASharedWorkerGivesItsSurplusInWholeBatches) {
   EXPECT_EQ(PopAll(pool).size(), kBatch);
 }
 
+TEST_F(PagePoolTest, AWorkerThatTakesNoMoreLeavesAllToTheOthers) {
+  const std::uint32_t n = 8 * kBatch + 100;
+  PagePool pool(Objects(n));
+  pool.SetTakers(1);
+  const AsWorker as(0);
+  std::vector<std::uintptr_t> all = PopAll(pool);
+  const std::vector<std::uintptr_t> late(all.begin(), all.begin() + kBatch + 1);
+  Push(pool, {all.begin() + kBatch + 1, all.end()});
+
+  pool.SetTakers(2);
+  pool.Settle();
+  {
+    const AsWorker other(1);
+    EXPECT_EQ(PopAll(pool).size(), n - late.size());
+  }
+  EXPECT_EQ(pool.available(), 0u);
+
+  // What it had lent comes back to it later.
+  Push(pool, late);
+  const AsWorker other(1);
+  EXPECT_EQ(PopAll(pool).size(), kBatch);
+  EXPECT_EQ(pool.available(), 1u);
+}
+
 TEST_F(PagePoolTest, AWorkerReachesAllButASurplusOfAnother) {
   PagePool pool(Objects(8 * kBatch + 100));
-  pool.SetShared(true);
+  pool.SetTakers(~0u);
   {
     const AsWorker as(0);
     Push(pool, PopAll(pool));
@@ -253,7 +277,7 @@ TEST_F(PagePoolTest, NoObjectIsLostOrDoubledWhenItChangesWorkers) {
   constexpr std::uint32_t kObjects = 11 * kBatch + 33;
   constexpr std::uint32_t kWorkers = 4;
   PagePool pool(Objects(kObjects));
-  pool.SetShared(true);
+  pool.SetTakers(~0u);
   // What each worker pops, the next one pushes: batches travel all the time.
   for (std::uint32_t round = 0; round < 400; round++) {
     std::vector<std::uintptr_t> popped;

@@ -48,7 +48,7 @@ TEST(PagePoolStress, EachObjectHasOneHolderAtATime) {
   std::vector<void*> objects;
   for (std::atomic<bool>& flag : taken) objects.push_back(&flag);
   PagePool pool(objects);
-  pool.SetShared(true);
+  pool.SetTakers(~0u);
   std::atomic<std::uint64_t> wrong{0};
 
   const auto run = [&](std::uint32_t worker, std::uint32_t seed) {
@@ -97,7 +97,7 @@ TEST(PagePoolStress, AvailableIsNeverMoreThanTheTruthWhileNobodyPops) {
     std::vector<void*> objects;
     for (std::atomic<bool>& dummy : dummies) objects.push_back(&dummy);
     PagePool pool(objects);
-    pool.SetShared(true);
+    pool.SetTakers(~0u);
     ASSERT_TRUE(pool.Pop(objects.data(), kObjects));
     std::atomic<std::uint32_t> pushing{0};  // counted before each push
     std::vector<std::thread> threads;
