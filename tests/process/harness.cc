@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -232,11 +233,35 @@ v1::Binding Daemon::AttachQueue(const std::string& name, const std::string& port
   return Call(*bindings_, &v1::Bindings::Stub::AttachQueues, request);
 }
 
+v1::Binding Daemon::Unbind(const std::string& name, std::uint32_t drain_timeout_ms) {
+  v1::UnbindRequest request;
+  request.set_name(name);
+  request.set_drain_timeout_ms(drain_timeout_ms);
+  return Call(*bindings_, &v1::Bindings::Stub::Unbind, request);
+}
+
+bool Daemon::HasBinding(const std::string& name) {
+  const auto list = Call(*bindings_, &v1::Bindings::Stub::ListBindings, v1::ListBindingsRequest());
+  return std::any_of(list.bindings().begin(), list.bindings().end(),
+                     [&](const v1::Binding& binding) { return binding.name() == name; });
+}
+
+v1::OpenRxSocketResponse Daemon::OpenRxSocket(const v1::OpenRxSocketRequest& request) {
+  return Call(*rx_sockets_, &v1::RxSockets::Stub::OpenRxSocket, request);
+}
+
 v1::OpenRxSocketResponse Daemon::OpenRxSocket(const std::string& name, const std::string& session) {
   v1::OpenRxSocketRequest request;
   request.set_name(name);
   request.set_session(session);
-  return Call(*rx_sockets_, &v1::RxSockets::Stub::OpenRxSocket, request);
+  return OpenRxSocket(request);
+}
+
+v1::Flow Daemon::AddFlow(const std::vector<std::string>& rx_sockets, const v1::Match& match) {
+  v1::AddFlowRequest request;
+  request.mutable_rx_sockets()->Assign(rx_sockets.begin(), rx_sockets.end());
+  *request.mutable_match() = match;
+  return Call(*flows_, &v1::Flows::Stub::AddFlow, request);
 }
 
 v1::Flow Daemon::AddFlow(const std::string& rx_socket, const v1::Match& match,
@@ -246,6 +271,15 @@ v1::Flow Daemon::AddFlow(const std::string& rx_socket, const v1::Match& match,
   *request.mutable_match() = match;
   request.set_session(session);
   return Call(*flows_, &v1::Flows::Stub::AddFlow, request);
+}
+
+v1::Flow Daemon::GetFlow(std::uint64_t id) {
+  const auto list = Call(*flows_, &v1::Flows::Stub::ListFlows, v1::ListFlowsRequest());
+  for (const v1::Flow& flow : list.flows()) {
+    if (flow.id() == id) return flow;
+  }
+  ADD_FAILURE() << "no flow rule " << id;
+  return {};
 }
 
 NetworkNamespace::NetworkNamespace() {

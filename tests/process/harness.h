@@ -107,9 +107,15 @@ class Daemon {
                    std::uint32_t page_bytes = 4096, std::uint32_t queues = 1);
   // Gives a binding a queue, whichever has it now.
   v1::Binding AttachQueue(const std::string& name, const std::string& port, std::uint32_t queue);
+  v1::Binding Unbind(const std::string& name, std::uint32_t drain_timeout_ms = 0);
+  bool HasBinding(const std::string& name);
+  v1::OpenRxSocketResponse OpenRxSocket(const v1::OpenRxSocketRequest& request);
   v1::OpenRxSocketResponse OpenRxSocket(const std::string& name, const std::string& session = "");
+  // To one rx socket or several.
+  v1::Flow AddFlow(const std::vector<std::string>& rx_sockets, const v1::Match& match);
   v1::Flow AddFlow(const std::string& rx_socket, const v1::Match& match,
                    const std::string& session = "");
+  v1::Flow GetFlow(std::uint64_t id);
 
  private:
   TempDir run_dir_;

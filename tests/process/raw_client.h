@@ -10,6 +10,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tokens/abi/attach.h"
@@ -52,6 +53,8 @@ class RawClient {
 
   // All fragments that lie in the rings now.
   std::vector<RawFragment> Poll();
+  // kUnbound and kRevoked, as far as Poll() has come, since the last call.
+  std::vector<Descriptor> TakeEvents() { return std::exchange(events_, {}); }
   // Any word, whether it is a token that we hold or not. Waits for room in the ring.
   void Return(std::uint32_t lane, std::span<const std::uint32_t> tokens);
 
@@ -73,6 +76,7 @@ class RawClient {
   std::uint8_t* descriptor_rings_ = nullptr;
   std::uint8_t* return_rings_ = nullptr;
   std::vector<LaneReader> readers_;
+  std::vector<Descriptor> events_;
   std::vector<std::map<std::uint32_t, std::uint64_t>> slots_;  // of each lane: slot -> binding
   std::map<std::uint64_t, RawBuffer> buffers_;
 };

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // test_client.cc - an application on the SDK that checks every byte of a stream.
 //
-// Opens a rx socket, adds one flow rule, prints "ready", and receives --count messages, which
-// must be datagrams 0 .. count - 1 of the stream (stream.h), in order and complete. Each
-// payload must lie in a read-only mapping of a buffer, at the place that its token names.
-// Then it prints "done messages=<n> fragments=<n> bytes=<n> errors=<n>" and waits for the end
-// of its standard input.
+// Opens a rx socket and adds one flow rule, or attaches the rx socket that --secret is of;
+// prints "ready", and receives --count messages, which must be datagrams 0 .. count - 1 of the
+// stream (stream.h), in order and complete. Each payload must lie in a read-only mapping of a
+// buffer, at the place that its token names. Then it prints
+// "done messages=<n> fragments=<n> bytes=<n> errors=<n>" and obeys its standard input until
+// that ends:
+//   more N   receives N more, and prints "done" again
+//   events   waits for news of bindings, and prints "unbound <id>" or "revoked <id>" for each
+//   check    looks again at all that it holds, and prints "held messages=<n> errors=<n>"
+//   return   gives all of that back, and prints "returned messages=<n>"
 //
 // With --hold N it gives messages back only while it holds more than N, the newest and the
-// oldest in turn. With --keep it gives nothing back before the end of its input. With
-// --discard it receives for ever and checks nothing.
+// oldest in turn. With --keep it gives nothing back before it is told to. With --copied each
+// must be a copy. With --discard it receives for ever and checks nothing.
 //
 // With --numbered it receives until its input ends, whichever datagrams of a numbered stream
 // come, and prints "range <first> <last>" for each run of successive ones, in order of arrival,
@@ -36,6 +41,7 @@ namespace {
 struct Options {
   std::string run_dir;
   std::string name = "rx";
+  std::string secret;
   Match match;
   int vlan = -1;
   std::uint16_t destination_port = 0;
@@ -46,6 +52,7 @@ struct Options {
   std::uint64_t count = 0;
   std::size_t hold = 0;
   bool keep = false;
+  bool copied = false;
   bool discard = false;
 };
 
@@ -98,6 +105,7 @@ class Checker {
  public:
   explicit Checker(const Options& options) : options_(options) {}
 
+  // The next message.
   void Check(const Message& message) {
     std::uint64_t number = messages_;
     if (options_.stream.numbered) {
@@ -106,6 +114,14 @@ class Checker {
         ranges_.emplace_back(number, number);
       ranges_.back().second = number;
     }
+    CheckIs(message, number);
+    messages_++;
+    fragments_ += message.fragments().size();
+    bytes_ += message.size();
+  }
+
+  // Whether it is datagram `number`, complete and in place.
+  void CheckIs(const Message& message, std::uint64_t number) {
     const std::vector<std::uint8_t> expected = Datagram(options_.stream, number);
     std::size_t at = 0;
     for (const Fragment& fragment : message.fragments()) {
@@ -127,16 +143,14 @@ class Checker {
       }
     }
     if (at != expected.size()) Complain("size differs");
-    if (message.copied()) Complain("the daemon copied it");
+    if (message.copied() != options_.copied) Complain("it is a copy, or it is none");
     if (!options_.source.empty() && !message.source().ToString().starts_with(options_.source)) {
       Complain("source address is " + message.source().ToString());
     }
-    messages_++;
-    fragments_ += message.fragments().size();
-    bytes_ += at;
   }
 
   std::uint64_t messages() const noexcept { return messages_; }
+  std::uint64_t errors() const noexcept { return errors_; }
 
   void Print() const {
     for (const auto& [first, last] : ranges_) std::printf("range %lu %lu\n", first, last);
@@ -164,8 +178,10 @@ class Checker {
 void Run(const Options& options) {
   Client client = OrDie(Client::Connect({.run_dir = options.run_dir}));
   RxSocket rx_socket =
-      OrDie(client.OpenRxSocket({.name = options.name, .ring_entries = options.ring_entries}));
-  OrDie(client.AddFlow(options.match, rx_socket));
+      OrDie(options.secret.empty()
+                ? client.OpenRxSocket({.name = options.name, .ring_entries = options.ring_entries})
+                : client.AttachRxSocket(options.name, options.secret));
+  if (options.secret.empty()) OrDie(client.AddFlow(options.match, rx_socket));
   std::puts("ready");
   std::fflush(stdout);
 
@@ -182,8 +198,7 @@ void Run(const Options& options) {
       stop = true;
     });
   }
-  while (options.discard ||
-         (options.stream.numbered ? !stop : checker.messages() < options.count)) {
+  const auto receive = [&] {
     const auto timeout = options.stream.numbered ? std::chrono::milliseconds(10) : kForever;
     for (Message& message : OrDie(rx_socket.Receive(batch, timeout))) {
       if (!options.discard) checker.Check(message);
@@ -197,14 +212,43 @@ void Run(const Options& options) {
       }
     }
     rx_socket.Flush();
-  }
-  if (!options.keep) {
-    held.clear();
-    rx_socket.Flush();
-  }
-  checker.Print();
+  };
+  const auto receive_until = [&](std::uint64_t count) {
+    while (options.discard || (options.stream.numbered ? !stop : checker.messages() < count)) {
+      receive();
+    }
+    if (!options.keep) {
+      held.clear();
+      rx_socket.Flush();
+    }
+    checker.Print();
+  };
+
+  receive_until(options.count);
   if (options.stream.numbered) return;
-  while (std::cin.get() != EOF) {
+  for (std::string command; std::cin >> command;) {
+    if (command == "more") {
+      std::uint64_t more = 0;
+      std::cin >> more;
+      receive_until(checker.messages() + more);
+    } else if (command == "events") {
+      std::vector<BindingEvent> events;
+      while ((events = rx_socket.TakeEvents()).empty()) receive();
+      for (const BindingEvent& event : events) {
+        std::printf("%s %lu\n", event.kind == BindingEvent::Kind::kUnbound ? "unbound" : "revoked",
+                    static_cast<std::uint64_t>(event.binding));
+      }
+    } else if (command == "check") {
+      const std::uint64_t errors = checker.errors();
+      const std::uint64_t first = checker.messages() - held.size();
+      for (std::size_t i = 0; i < held.size(); i++) checker.CheckIs(held[i], first + i);
+      std::printf("held messages=%zu errors=%lu\n", held.size(), checker.errors() - errors);
+    } else if (command == "return") {
+      rx_socket.Return(held);
+      std::printf("returned messages=%zu\n", held.size());
+      held.clear();
+    }
+    std::fflush(stdout);
   }
 }
 
@@ -216,6 +260,7 @@ int main(int argc, char** argv) {
   CLI::App app("Receives a stream and checks every byte.");
   app.add_option("--run-dir", options.run_dir)->required();
   app.add_option("--name", options.name);
+  app.add_option("--secret", options.secret);
   app.add_option("--port", options.match.port);
   app.add_option("--vlan", options.vlan);
   app.add_option("--udp-port", options.destination_port);
@@ -228,6 +273,7 @@ int main(int argc, char** argv) {
   app.add_option("--count", options.count);
   app.add_option("--hold", options.hold);
   app.add_flag("--keep", options.keep);
+  app.add_flag("--copied", options.copied);
   app.add_flag("--discard", options.discard);
   app.add_flag("--numbered", options.stream.numbered);
   CLI11_PARSE(app, argc, argv);
