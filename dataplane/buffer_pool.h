@@ -94,9 +94,11 @@ class BufferPool {
   void set_draining() noexcept { draining_.store(true, std::memory_order_relaxed); }
 
   // Whether frames are written by this CPU, so that their first line is worth fetching
-  // before the page is used again. [control, before the binding is attached]
-  bool copied_into() const noexcept { return copied_into_; }
-  void set_copied_into(bool copied_into) noexcept { copied_into_ = copied_into; }
+  // before the page is used again. [control]
+  bool copied_into() const noexcept { return copied_into_.load(std::memory_order_relaxed); }
+  void set_copied_into(bool copied_into) noexcept {
+    copied_into_.store(copied_into, std::memory_order_relaxed);
+  }
 
   // Where a piece of a frame lies.
   std::uint32_t PageOf(const void* data) const noexcept {
@@ -151,7 +153,7 @@ class BufferPool {
   std::uint32_t page_mask_;
   std::uint32_t frames_per_page_;
   unsigned frame_shift_;
-  bool copied_into_ = true;
+  std::atomic<bool> copied_into_{true};
   std::atomic<bool> draining_{false};
   DemandZeroArray<std::uint8_t> mbufs_;
   rte_mempool* mempool_ = nullptr;
