@@ -456,6 +456,11 @@ Result<v1::OpenRxSocketResponse> Manager::OpenRxSocket(const v1::OpenRxSocketReq
   for (const std::string& name : request.bindings()) {
     const Result<std::uint64_t> binding = FindBinding(name);
     if (!binding.ok()) return binding.status();
+    if (bindings_[*binding].draining) {
+      return Status(Code::kFailedPrecondition, Quoted("rx socket", request.name()) + ": " +
+                                                   Quoted("binding", name) +
+                                                   " is draining; name one that is not");
+    }
     options.bindings.push_back(*binding);
   }
   const bool drop = request.outside() == v1::OUTSIDE_DROP;

@@ -391,6 +391,7 @@ Status DataplaneImpl::Unbind(std::uint64_t id) {
   for (auto& worker : workers_) {
     worker->Call([&](Worker& w) {
       for (auto& [socket_id, socket] : rx_sockets_) w.Unbound(socket->lane(w.index()), pool);
+      pool.DropLoose();  // a worker without a queue of it may have copied into it
     });
   }
   return Status();

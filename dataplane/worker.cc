@@ -519,8 +519,7 @@ bool Worker::VisitHolding(std::size_t n) {
       busy = true;
     }
     // What was returned too often is read and refused before the lane is left alone.
-    if (!drained && !lane.lane.events_waiting() && lane.waiting.empty() &&
-        lane.lane.counters().lent == lane.lane.counters().returned) {
+    if (!drained && lane.waiting.empty() && lane.lane.Settled()) {
       lane.holding = false;
       holding_[visit_] = holding_.back();
       holding_.pop_back();
@@ -532,7 +531,7 @@ bool Worker::VisitHolding(std::size_t n) {
 }
 
 // An application may ask for doorbells as fast as it likes; it does not get them so. A ring
-// that is put off happens on a later visit, since something is outstanding until it is read.
+// that is put off happens on a later visit, since the lane is not settled until it has read.
 void Worker::RingDoorbell(RxLane& lane) {
   if (now_ns_ - lane.rung_ns < kDoorbellNs) return;
   lane.rung_ns = now_ns_;

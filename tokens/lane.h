@@ -322,6 +322,15 @@ class Lane {
   }
 
   bool events_waiting() const noexcept { return events_ != 0; }
+  // True if the lane can be left alone until something is lent or told: nothing is outstanding,
+  // the application has read everything, and slots that were revoked are free again, for which
+  // other workers may wait.
+  bool Settled() noexcept {
+    if (counters_.lent != counters_.returned || events_ != 0) return false;
+    ReleaseRevoked();
+    return revoked_slots_ == 0 &&
+           returns_->descriptor_head.load(std::memory_order_relaxed) == tail_;
+  }
   // Slots of the rx socket that became unused so far, by any worker.
   std::uint64_t slot_releases() noexcept {
     ReleaseRevoked();
