@@ -92,6 +92,30 @@ TEST_F(Limited, FramesOutsideItsBindingsAreCopied) {
   ExpectAllPagesBack();
 }
 
+// A page of two frames, the first of which was lent and returned, and the second never filled.
+TEST_F(Limited, ABindingThatOnlyCopiesWentToDrains) {
+  v1::BindRequest bind;
+  bind.set_name("pairs");
+  bind.set_buffer_bytes(kPages * 4096);
+  bind.set_frames_per_page(2);
+  grpc::ClientContext context;
+  v1::Binding bound;
+  ASSERT_TRUE(daemon.bindings().Bind(&context, bind, &bound).ok());
+  v1::OpenRxSocketRequest request;
+  request.set_name("rx");
+  request.add_bindings("pairs");
+  std::vector<std::string> arguments = Open(request, kUdpPort, 1);
+  arguments.push_back("--copied");
+  Process client(arguments);
+  ASSERT_FALSE(client.WaitForLine("ready").empty());
+  source.Send(kUdpPort, 1);
+  EXPECT_TRUE(client.WaitForLine("done").ends_with("errors=0"));
+
+  daemon.Unbind("pairs");
+
+  EXPECT_TRUE(WaitUntil([&] { return !daemon.HasBinding("pairs"); }));
+}
+
 TEST_F(Limited, FramesOutsideItsBindingsAreDropped) {
   v1::OpenRxSocketRequest request;
   request.set_name("rx");

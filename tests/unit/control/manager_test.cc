@@ -278,6 +278,17 @@ TEST_F(ManagerTest, ARxSocketIsOpenedWithItsOptions) {
   EXPECT_THAT(manager_.ListRxSockets()->rx_sockets(0).bindings(), ElementsAre("a"));
 }
 
+TEST_F(ManagerTest, ARxSocketMayNotNameABindingThatIsDraining) {
+  ASSERT_TRUE(Bind("b", 0).ok());
+  ASSERT_TRUE(Unbind("b").ok());
+  v1::OpenRxSocketRequest request;
+  request.set_name("s");
+  request.add_bindings("b");
+  const Status status = manager_.OpenRxSocket(request).status();
+  EXPECT_EQ(status.code(), Code::kFailedPrecondition);
+  EXPECT_EQ(status.message(), "rx socket 's': binding 'b' is draining; name one that is not");
+}
+
 TEST_F(ManagerTest, ARxSocketCopiesAndMigratesUnlessToldOtherwise) {
   const v1::RxSocket opened = Open("s")->rx_socket();
   EXPECT_EQ(opened.outside(), v1::OUTSIDE_COPY);
