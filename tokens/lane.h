@@ -326,9 +326,8 @@ class Lane {
   // the application has read everything, and slots that were revoked are free again, for which
   // other workers may wait.
   bool Settled() noexcept {
-    if (counters_.lent != counters_.returned || events_ != 0) return false;
-    ReleaseRevoked();
-    return revoked_slots_ == 0 &&
+    ReleaseRevoked();  // although others are in use
+    return counters_.lent == counters_.returned && events_ == 0 && revoked_slots_ == 0 &&
            returns_->descriptor_head.load(std::memory_order_relaxed) == tail_;
   }
   // Slots of the rx socket that became unused so far, by any worker.

@@ -216,6 +216,8 @@ TEST_F(Unbind, RevokedTokensThatComeBackAreRefusedAndReturnNothingElse) {
   client.Return(0, new_tokens);
   EXPECT_TRUE(WaitUntil([&] { return daemon.GetBinding("new").pages_free() == kSmallPages; }));
   EXPECT_EQ(statistics().returned(), kOld + kNew);
+  // The slot whose end it has read is free, although nothing is received any more.
+  EXPECT_TRUE(WaitUntil([&] { return statistics().slots_in_use() == 0; }));
 }
 
 TEST_F(Unbind, TheApplicationsDeathEndsTheDrain) {

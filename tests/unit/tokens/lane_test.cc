@@ -874,6 +874,40 @@ TEST_F(LaneTest, ARevokedSlotIsKeptUntilTheApplicationKnows) {
   EXPECT_EQ(socket_.slots.in_use(), 0u);
 }
 
+// Until then it must be visited: a doorbell may have been put off, and another worker may wait
+// for the slot.
+TEST_F(LaneTest, IsSettledWhenNothingIsOutstandingAndEverythingWasRead) {
+  EXPECT_TRUE(lane().Settled());
+  Lend(table_, {Item(1)});
+  EXPECT_FALSE(lane().Settled());
+  EXPECT_EQ(Return({Token(0, 1)}), 1u);
+  EXPECT_TRUE(lane().Settled());
+
+  EXPECT_TRUE(lane().Unbound(table_));
+  lane().Publish();
+  EXPECT_FALSE(lane().Settled());
+  EXPECT_EQ(ReadAll(reader()).size(), 1u);
+  EXPECT_TRUE(lane().Settled());
+
+  Lend(other_table_, {Item(1)});
+  EXPECT_TRUE(lane().Revoke(other_table_, 1000, recycler_));
+  lane().Publish();
+  EXPECT_FALSE(lane().Settled());
+  EXPECT_EQ(socket_.slots.in_use(), 1u);
+  EXPECT_EQ(ReadAll(reader()).size(), 1u);
+  EXPECT_TRUE(lane().Settled());
+  EXPECT_EQ(socket_.slots.in_use(), 0u);
+
+  Lend(table_, {Item(1)});
+  Lend(other_table_, {Item(1)});
+  EXPECT_TRUE(lane().Revoke(other_table_, 1000, recycler_));
+  EXPECT_EQ(socket_.slots.in_use(), 2u);
+  lane().Publish();
+  ReadAll(reader());
+  EXPECT_FALSE(lane().Settled()) << "a fragment is outstanding";
+  EXPECT_EQ(socket_.slots.in_use(), 1u) << "but the slot that was revoked is free";
+}
+
 TEST_F(LaneTest, EventsWaitForRoomAndComeBeforeAnythingNew) {
   std::vector<LendItem> items(kEntries - 1, Item(1));  // and the slot's announcement
   ASSERT_TRUE(lane().Lend(table_, items, 0));
