@@ -317,6 +317,7 @@ void Worker::DeliverToEach(RxQueue& queue, RuleTarget& target, rte_mbuf* mbuf,
                            const ParsedFrame& frame, BufferPool* pool) {
   const auto lanes =
       target.lane != nullptr ? std::span<RxLane* const>(&target.lane, 1) : target.lanes;
+  if (pool != nullptr) KeepChain(*pool, mbuf);
   for (RxLane* const lane : lanes) {
     const bool in_place = pool != nullptr && lane->MayUse(*pool);
     const DropReason dropped = in_place ? DeliverInPlace(*lane, *pool, mbuf, frame, 0)
@@ -384,20 +385,27 @@ DropReason Worker::DeliverCopy(RxQueue& queue, RxLane& lane, const rte_mbuf* mbu
   rte_mbuf* const copy = rte_pktmbuf_copy(mbuf, pool->mempool(), 0, mbuf->pkt_len);
   if (copy == nullptr) return DropReason::kNoPage;
   copy->ol_flags |= RTE_MBUF_F_EXTERNAL;  // which it is, and rte_pktmbuf_copy() took off
+  KeepChain(*pool, copy);
   const DropReason dropped = DeliverInPlace(lane, *pool, copy, frame, kCopied);
   queue.copied_packets += dropped == DropReason::kCount;
   EndChain(*pool, copy);
   return dropped;
 }
 
-// A frame of `pool` was lent as often as it will be: from here on each of its pages comes back by
-// itself.
+// A frame of `pool` is about to be lent, perhaps several times. Its pages stay until EndChain():
+// between two lendings we also take back, and an application may return, or guess, a token of it.
+void Worker::KeepChain(BufferPool& pool, const rte_mbuf* mbuf) {
+  if (pool.frames_per_page() != 1) return;  // each frame has a share already
+  for (; mbuf != nullptr; mbuf = mbuf->next) pool.TakeShare(index_, pool.PageOf(mbuf->buf_addr));
+}
+
+// It was lent as often as it will be: from here on each of its pages comes back by itself.
 void Worker::EndChain(BufferPool& pool, rte_mbuf* mbuf) {
   while (mbuf != nullptr) {
     rte_mbuf* const next = mbuf->next;
     mbuf->next = nullptr;
     mbuf->nb_segs = 1;
-    pool.EndFrame(pool.PageOf(mbuf->buf_addr));
+    pool.DropShare(pool.PageOf(mbuf->buf_addr));
     mbuf = next;
   }
 }

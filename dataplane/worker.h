@@ -164,6 +164,7 @@ class Worker {
                             const ParsedFrame& frame, std::uint8_t flags);
   DropReason DeliverCopy(RxQueue& queue, RxLane& lane, const rte_mbuf* mbuf,
                          const ParsedFrame& frame);
+  void KeepChain(BufferPool& pool, const rte_mbuf* mbuf);
   static void EndChain(BufferPool& pool, rte_mbuf* mbuf);
   static void Recycle(rte_mbuf* mbuf);
   bool Wait(RxLane& lane, BufferPool& pool, std::span<const LendItem> items);

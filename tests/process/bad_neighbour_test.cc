@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstdio>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <sstream>
@@ -180,6 +181,38 @@ TEST_F(BadNeighbour, WritesNoiseIntoItsRings) {
   hostile.reset();
   ExpectBystanderUnharmed();
   EXPECT_TRUE(daemon.process().Running());
+}
+
+// It has guessed the tokens before it is lent them, so that they come back while the frame is
+// still being delivered. Such a frame goes to each rx socket by itself, because this one names its
+// binding.
+TEST(Guesser, GetsNoPageFreedTwice) {
+  constexpr std::uint32_t kFewPages = 1024;
+  Daemon daemon{{"--port", "p0=net_null0,size=64,copy=1"}};
+  ASSERT_TRUE(daemon.process().Running());
+  daemon.Bind("b0", "p0", kFewPages);
+  v1::OpenRxSocketRequest request;
+  request.set_name("guesser");
+  request.add_bindings("b0");
+  RawClient client(daemon.run_dir());
+  client.Attach(daemon.OpenRxSocket(request).attach_secret());
+  std::vector<std::uint32_t> guesses(256);  // as many as a worker reads at once
+  std::iota(guesses.begin(), guesses.end(), 0);
+  client.Return(0, guesses);
+
+  // When fewer pages are free than the driver takes at a time, everything stands still.
+  daemon.AddFlow("guesser", {});
+  EXPECT_TRUE(WaitUntil([&] {
+    client.Poll();
+    return daemon.GetBinding("b0").pages_free() < 32;
+  }));
+  const v1::RxSocketStatistics statistics = daemon.GetRxSocket("guesser", true).statistics();
+  EXPECT_GT(statistics.returned(), 0u);
+  EXPECT_EQ(statistics.audited_outstanding(), statistics.outstanding());
+  EXPECT_EQ(statistics.outstanding() + daemon.GetBinding("b0").pages_free(), kFewPages);
+
+  daemon.Unbind("b0", /*drain_timeout_ms=*/1);
+  EXPECT_TRUE(WaitUntil([&] { return !daemon.HasBinding("b0"); }));
 }
 
 }  // namespace
