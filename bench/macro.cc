@@ -56,6 +56,7 @@ struct Arguments {
   std::uint32_t sockets = 1;
   std::uint32_t lump = 0;  // baselines: how many are freed at once; 0: as many as came
   bool ring = false;       // baselines: DPDK's default pool
+  std::uint32_t idle = 0;  // more rx sockets, attached, that no rule names
   bool updates = false;    // the rules change all the time
   double seconds = 1;
   std::uint32_t pages = 0;  // 0: enough for what is held and what waits in the rings
@@ -260,6 +261,11 @@ void MeasureOurs(const Arguments& arguments) {
   options.poll = PollMode::kBusy;
   const auto dataplane = OrDie(Dataplane::Start(options));
   std::vector<std::uint64_t> sockets;
+  for (std::uint32_t i = 0; i < arguments.idle; i++) {
+    const auto idle =
+        OrDie(dataplane->OpenRxSocket({.name = "idle" + std::to_string(i), .ring_entries = 64}));
+    ::close(OrDie(dataplane->Attach(idle)).doorbell);
+  }
   std::vector<FlowRule> rules;
   for (std::uint32_t i = 0; i < arguments.sockets; i++) {
     RxSocketOptions socket;
@@ -414,7 +420,7 @@ Arguments Parse(int argc, char** argv) {
   Arguments arguments;
   if (argc < 3)
     Die("usage: macro ours|bare|hold DEVICE [hold=N] [read=first|all] [rules=N]"
-        " [sockets=N] [updates=1]"
+        " [sockets=N] [idle=N] [updates=1]"
         " [lump=N] [pool=ring] [pages=N] [seconds=S]");
   arguments.mode = argv[1];
   arguments.device = argv[2];
@@ -432,6 +438,8 @@ Arguments Parse(int argc, char** argv) {
       arguments.rules = static_cast<std::uint32_t>(std::atol(value));
     else if (name == "sockets")
       arguments.sockets = static_cast<std::uint32_t>(std::atol(value));
+    else if (name == "idle")
+      arguments.idle = static_cast<std::uint32_t>(std::atol(value));
     else if (name == "lump")
       arguments.lump = static_cast<std::uint32_t>(std::atol(value));
     else if (name == "pages")

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import statistics
 import struct
 import subprocess
@@ -65,6 +66,7 @@ def cases(directory):
                ['hold', 'hold=4096', 'lump=4096', 'pages=65536', f'pool={pool}'])
     source, device, rules = sources[2]
     yield source, 'ours 4096, 16 rx sockets', device, ['ours', 'hold=4096', 'sockets=16'] + rules
+    yield source, 'ours 4096, 1000 idle', device, ['ours', 'hold=4096', 'idle=1000'] + rules
     source = 'pcap 64 B, 1024 frames'
     for flows, rules in ((10, 10), (1000, 10000)):
         path = os.path.join(directory, f'{flows}.pcap')
@@ -98,6 +100,9 @@ def main():
     options = parser.parse_args()
     if os.cpu_count() < 2:
         sys.exit('macro.py: one CPU only; the worker and the application need one each')
+    # Each rx socket takes three descriptors.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
     with tempfile.TemporaryDirectory() as directory:
         wanted = [case for case in cases(directory) if options.only in case[0]]
