@@ -174,8 +174,7 @@ std::uint32_t BufferPool::Reserve(std::uint32_t wanted) noexcept {
 
 void BufferPool::TakeShare(std::uint32_t worker, std::uint32_t page) noexcept {
   std::atomic<std::uint32_t>& cell = table_.cells()[page];
-  const std::uint32_t lent = PageTable::Lent(cell.load(std::memory_order_relaxed));
-  cell.store(PageTable::OwnerBits(worker) | std::min(lent + 1, PageTable::kMaxLent),
+  cell.store(table_.Taken(PageTable::OwnerBits(worker), cell.load(std::memory_order_relaxed)),
              std::memory_order_relaxed);
 }
 

@@ -659,6 +659,7 @@ void DataplaneImpl::AddLanes(CompiledRule& rule, std::uint32_t workers,
   for (std::uint32_t w = 0; w < workers; w++) {
     const auto lanes =
         std::span<RxLane* const>(rule.lanes).subspan(w * sockets.size(), sockets.size());
+    rule.targets[w].rule = rule.rule.id;
     if (lanes.size() == 1 && !lanes[0]->restricted) {
       rule.targets[w].lane = lanes[0];
     } else {

@@ -36,6 +36,7 @@ struct alignas(64) RuleTarget {
   // `lanes` has all of them.
   RxLane* lane = nullptr;
   std::span<RxLane* const> lanes = {};
+  std::uint64_t rule = 0;  // id
   std::atomic<std::uint64_t> packets{0};
   std::atomic<std::uint64_t> bytes{0};
   std::atomic<std::uint64_t> drops{0};

@@ -280,7 +280,8 @@ void Worker::Deliver(RxQueue& queue, const Run& run) {
   if ((!lane.waiting.empty() && lane.WaitsFor(pool)) ||
       !lane.lane.Lend(pool.table(), items, now_ns_)) [[unlikely]] {
     std::uint32_t waiting = 0;
-    while (waiting < n && Wait(lane, pool, items.subspan(waiting, 1))) {
+    while (waiting < n &&
+           Wait(queue, *run.targets[waiting], lane, pool, items.subspan(waiting, 1))) {
       pool.EndFrame(items[waiting++].page);
     }
     if (waiting != n) return DropRun(queue, run, waiting, DropReason::kNoSlot);
@@ -320,8 +321,9 @@ void Worker::DeliverToEach(RxQueue& queue, RuleTarget& target, rte_mbuf* mbuf,
   if (pool != nullptr) KeepChain(*pool, mbuf);
   for (RxLane* const lane : lanes) {
     const bool in_place = pool != nullptr && lane->MayUse(*pool);
-    const DropReason dropped = in_place ? DeliverInPlace(*lane, *pool, mbuf, frame, 0)
-                                        : DeliverCopy(queue, *lane, mbuf, frame);
+    const DropReason dropped = in_place
+                                   ? DeliverInPlace(queue, target, *lane, *pool, mbuf, frame, 0)
+                                   : DeliverCopy(queue, target, *lane, mbuf, frame);
     if (dropped != DropReason::kCount) {
       queue.Drop(dropped);
       lane->lane.counters().drops[static_cast<std::size_t>(dropped)]++;
@@ -339,8 +341,9 @@ void Worker::DeliverToEach(RxQueue& queue, RuleTarget& target, rte_mbuf* mbuf,
 }
 
 // Lends a frame of `pool` as one message, a fragment for each of its segments. kCount: done.
-DropReason Worker::DeliverInPlace(RxLane& lane, BufferPool& pool, const rte_mbuf* mbuf,
-                                  const ParsedFrame& frame, std::uint8_t flags) {
+DropReason Worker::DeliverInPlace(const RxQueue& queue, const RuleTarget& target, RxLane& lane,
+                                  BufferPool& pool, const rte_mbuf* mbuf, const ParsedFrame& frame,
+                                  std::uint8_t flags) {
   if (!lane.attached) return DropReason::kNotAttached;
   if (mbuf->nb_segs > kMaxSegments) return DropReason::kTooManySegments;
   const bool whole = !frame.udp || lane.content == Content::kFrame;
@@ -365,7 +368,7 @@ DropReason Worker::DeliverInPlace(RxLane& lane, BufferPool& pool, const rte_mbuf
   if (lane.lane.Room(n) != n) return DropReason::kRingFull;
   if (lane.lane.Allowance(n) != n) return DropReason::kHeldLimit;
   if (lane.WaitsFor(pool) || !lane.lane.Lend(pool.table(), message, now_ns_)) {
-    return Wait(lane, pool, message) ? DropReason::kCount : DropReason::kNoSlot;
+    return Wait(queue, target, lane, pool, message) ? DropReason::kCount : DropReason::kNoSlot;
   }
   lane.lane.counters().messages++;
   Lent(lane, n);
@@ -373,8 +376,8 @@ DropReason Worker::DeliverInPlace(RxLane& lane, BufferPool& pool, const rte_mbuf
 }
 
 // Delivers a copy, in pages that the rx socket may use. kCount: done.
-DropReason Worker::DeliverCopy(RxQueue& queue, RxLane& lane, const rte_mbuf* mbuf,
-                               const ParsedFrame& frame) {
+DropReason Worker::DeliverCopy(RxQueue& queue, const RuleTarget& target, RxLane& lane,
+                               const rte_mbuf* mbuf, const ParsedFrame& frame) {
   BufferPool* pool = queue.pool;
   if (lane.restricted && (pool == nullptr || !lane.MayUse(*pool))) {
     if (lane.outside == Outside::kDrop || lane.pools.empty()) return DropReason::kOutside;
@@ -386,7 +389,7 @@ DropReason Worker::DeliverCopy(RxQueue& queue, RxLane& lane, const rte_mbuf* mbu
   if (copy == nullptr) return DropReason::kNoPage;
   copy->ol_flags |= RTE_MBUF_F_EXTERNAL;  // which it is, and rte_pktmbuf_copy() took off
   KeepChain(*pool, copy);
-  const DropReason dropped = DeliverInPlace(lane, *pool, copy, frame, kCopied);
+  const DropReason dropped = DeliverInPlace(queue, target, lane, *pool, copy, frame, kCopied);
   queue.copied_packets += dropped == DropReason::kCount;
   EndChain(*pool, copy);
   return dropped;
@@ -419,11 +422,16 @@ void Worker::Recycle(rte_mbuf* mbuf) {
 // ---- waiting for a slot ------------------------------------------------------------------------
 
 // Keeps the fragments of one message until their binding has a slot. False: too many wait.
-bool Worker::Wait(RxLane& lane, BufferPool& pool, std::span<const LendItem> items) {
+bool Worker::Wait(const RxQueue& queue, const RuleTarget& target, RxLane& lane, BufferPool& pool,
+                  std::span<const LendItem> items) {
   if (lane.waiting.size() + items.size() > kMaxWaiting) return false;
   for (const LendItem& item : items) {
     pool.TakeShare(index_, item.page);
-    lane.waiting.push_back({.pool = &pool, .item = item, .time_ns = now_ns_});
+    lane.waiting.push_back({.pool = &pool,
+                            .item = item,
+                            .time_ns = now_ns_,
+                            .queue = static_cast<std::uint32_t>(&queue - queues_.data()),
+                            .rule = target.rule});
   }
   List(lane);
   return true;
@@ -467,9 +475,13 @@ template <typename Predicate>
 void Worker::DropWaitingIf(RxLane& lane, Predicate predicate) {
   std::erase_if(lane.waiting, [&](const RxLane::Waiting& waiting) {
     if (!predicate(waiting)) return false;
-    const bool last = (waiting.item.flags & kMoreFragments) == 0;
-    lane.lane.counters().drops[static_cast<std::size_t>(DropReason::kNoSlot)] += last;
     waiting.pool->DropShare(waiting.item.page);
+    if ((waiting.item.flags & kMoreFragments) != 0) return true;  // counted with the last
+    queues_[waiting.queue].Drop(DropReason::kNoSlot);
+    lane.lane.counters().drops[static_cast<std::size_t>(DropReason::kNoSlot)]++;
+    for (CompiledRule* rule : table_->Read()->in_order()) {
+      if (rule->rule.id == waiting.rule) RuleTarget::Add(rule->targets[index_].drops, 1);
+    }
     return true;
   });
 }

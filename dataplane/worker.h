@@ -51,6 +51,9 @@ struct RxLane {
     BufferPool* pool;
     LendItem item;
     std::uint64_t time_ns;
+    // To be told if it is dropped. A rule may be gone by then.
+    std::uint32_t queue;  // place in Worker::queues_
+    std::uint64_t rule;   // id
   };
 
   bool MayUse(const BufferPool& pool) const noexcept {
@@ -160,14 +163,16 @@ class Worker {
   void DropRun(RxQueue& queue, const Run& run, std::uint32_t from, DropReason reason);
   void DeliverToEach(RxQueue& queue, RuleTarget& target, rte_mbuf* mbuf, const ParsedFrame& frame,
                      BufferPool* pool);
-  DropReason DeliverInPlace(RxLane& lane, BufferPool& pool, const rte_mbuf* mbuf,
-                            const ParsedFrame& frame, std::uint8_t flags);
-  DropReason DeliverCopy(RxQueue& queue, RxLane& lane, const rte_mbuf* mbuf,
-                         const ParsedFrame& frame);
+  DropReason DeliverInPlace(const RxQueue& queue, const RuleTarget& target, RxLane& lane,
+                            BufferPool& pool, const rte_mbuf* mbuf, const ParsedFrame& frame,
+                            std::uint8_t flags);
+  DropReason DeliverCopy(RxQueue& queue, const RuleTarget& target, RxLane& lane,
+                         const rte_mbuf* mbuf, const ParsedFrame& frame);
   void KeepChain(BufferPool& pool, const rte_mbuf* mbuf);
   static void EndChain(BufferPool& pool, rte_mbuf* mbuf);
   static void Recycle(rte_mbuf* mbuf);
-  bool Wait(RxLane& lane, BufferPool& pool, std::span<const LendItem> items);
+  bool Wait(const RxQueue& queue, const RuleTarget& target, RxLane& lane, BufferPool& pool,
+            std::span<const LendItem> items);
   bool DeliverWaiting(RxLane& lane);
   template <typename Predicate>
   void DropWaitingIf(RxLane& lane, Predicate predicate);

@@ -140,10 +140,11 @@ class Lane {
       std::memcpy(&front, &item, sizeof front);
       std::memcpy(&back, &item.offset, sizeof back);
       const std::size_t page = front >> 32;
-      std::uint32_t cell = cells[page].load(std::memory_order_relaxed);
+      const std::uint32_t cell = cells[page].load(std::memory_order_relaxed);
+      std::uint32_t taken = cell + 1;
       if (cell - owner >= PageTable::kMaxLent - 1) [[unlikely]]
-        cell = Own(table, cell);
-      cells[page].store(cell + 1, std::memory_order_relaxed);
+        taken = Take(table, owner, cell);
+      cells[page].store(taken, std::memory_order_relaxed);
       urefs[page].store(urefs[page].load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
       const std::uint64_t words[2] = {front | slot_bits, back | time_low};
       std::memcpy(static_cast<void*>(&ring[tail & mask]), words, sizeof(words));
@@ -418,8 +419,8 @@ class Lane {
     // order: acquire keeps the load behind that of the head.
     if (returns_->tail.load(std::memory_order_acquire) != return_head_) return;
     for (std::uint32_t slot = 0; slot < kSlotsPerRxSocket; slot++) {
-      const bool read = static_cast<std::int32_t>(head_seen_ - revoked_at_[slot]) >= 0;
-      if ((revoked_slots_ & 1u << slot) == 0 || views_[slot].outstanding != 0 || !read) continue;
+      if ((revoked_slots_ & 1u << slot) == 0 || views_[slot].outstanding != 0) continue;
+      if (static_cast<std::int32_t>(head_seen_ - revoked_at_[slot]) < 0) continue;
       revoked_slots_ &= ~(1u << slot);
       slots_->Release(slot, worker_);
     }
@@ -513,15 +514,10 @@ class Lane {
     descriptors_->descriptors()[tail_++ & mask_] = time;
   }
 
-  // The cell of a page that this worker has not owned before, as if it had; or, if this lending
-  // brings it to kMaxLent, or it is there already, as if it were one less.
-  [[gnu::noinline]] std::uint32_t Own(const PageTable& table, std::uint32_t cell) const noexcept {
-    std::uint32_t lent = PageTable::Lent(cell);
-    if (lent >= PageTable::kMaxLent - 1) {
-      if (lent != PageTable::kMaxLent) table.CountSaturated();
-      lent = PageTable::kMaxLent - 1;
-    }
-    return PageTable::OwnerBits(worker_) | lent;
+  // What seldom happens: the page has not been this worker's before, or its count saturates.
+  [[gnu::noinline]] static std::uint32_t Take(const PageTable& table, std::uint32_t owner,
+                                              std::uint32_t cell) noexcept {
+    return table.Taken(owner, cell);
   }
 
   // Takes a fragment back from a page that is not lent by us, which is refused, or that is

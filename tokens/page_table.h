@@ -48,7 +48,6 @@ class PageTable {
 
   // Pages whose count has saturated.
   std::uint64_t saturated() const noexcept { return saturated_.load(std::memory_order_relaxed); }
-  void CountSaturated() const noexcept { saturated_.fetch_add(1, std::memory_order_relaxed); }
 
   static constexpr std::uint32_t OwnerBits(std::uint32_t worker) noexcept {
     return (worker + 1) << 16;
@@ -59,6 +58,13 @@ class PageTable {
   // the page's urefs stand; a page that is not lent may be lent by another worker just now.
   static constexpr bool LentBy(std::uint32_t owner_bits, std::uint32_t cell) noexcept {
     return cell - owner_bits - 1 < kMaxLent;
+  }
+  // What the cell of a page is to become when the owner with these bits has something of it one
+  // time more, whoever owned it before. Counts the page if that saturates it.
+  std::uint32_t Taken(std::uint32_t owner_bits, std::uint32_t cell) const noexcept {
+    const std::uint32_t lent = Lent(cell);
+    if (lent == kMaxLent - 1) saturated_.fetch_add(1, std::memory_order_relaxed);
+    return owner_bits | (lent >= kMaxLent - 1 ? kMaxLent : lent + 1);
   }
   static constexpr bool Saturated(std::uint32_t cell) noexcept { return Lent(cell) == kMaxLent; }
 

@@ -225,7 +225,7 @@ TEST_F(Steering, WhatFindsNoSlotWaitsAndComesInOrder) {
   RawClient client(daemon.run_dir());
   const v1::OpenRxSocketResponse opened = daemon.OpenRxSocket("a", client.session());
   client.Attach(opened.attach_secret());
-  daemon.AddFlow("a", v1::Match(), client.session());
+  const std::uint64_t flow = daemon.AddFlow("a", v1::Match(), client.session()).id();
   for (std::uint64_t i = 0; i < kBindings; i++) {
     daemon.Bind("b" + std::to_string(i), "p0", kSmall, 4096, 0);
   }
@@ -298,6 +298,16 @@ TEST_F(Steering, WhatFindsNoSlotWaitsAndComesInOrder) {
   end = statistics();
   EXPECT_EQ(end.waiting(), kMayWait);
   EXPECT_EQ(end.drops().at("no_slot"), 10u);
+
+  // What still waits when its binding goes is dropped, and counted everywhere.
+  daemon.Unbind("b0");
+  end = statistics();
+  EXPECT_EQ(end.waiting(), 0u);
+  EXPECT_EQ(end.drops().at("no_slot"), kMayWait + 10);
+  const v1::Queue queue = daemon.GetPort("p0").queues(0);
+  EXPECT_EQ(queue.drops().at("no_slot"), kMayWait + 10);
+  EXPECT_EQ(queue.rx_packets(), end.lent() + kMayWait + 10);
+  EXPECT_EQ(daemon.GetFlow(flow).drops(), kMayWait + 10);
 }
 
 }  // namespace
