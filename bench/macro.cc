@@ -57,7 +57,7 @@ struct Arguments {
   std::uint32_t lump = 0;  // baselines: how many are freed at once; 0: as many as came
   bool ring = false;       // baselines: DPDK's default pool
   std::uint32_t idle = 0;  // more rx sockets, attached, that no rule names
-  bool updates = false;    // the rules change all the time
+  bool updates = false;    // a rule changes each millisecond
   double seconds = 1;
   std::uint32_t pages = 0;  // 0: enough for what is held and what waits in the rings
   std::uint64_t buffer_bytes = 0;
@@ -294,7 +294,7 @@ void MeasureOurs(const Arguments& arguments) {
   }
   char ready;
   if (::read(pair[0], &ready, 1) != 1) Die("the application did not start");
-  dataplane->SetRules(rules);
+  dataplane->ChangeRules({}, rules);
 
   const auto totals = [&] {
     RxSocketInfo sum;
@@ -312,15 +312,15 @@ void MeasureOurs(const Arguments& arguments) {
     }
     return sum;
   };
+  std::size_t updates = 0;
   const auto wait = [&](double seconds) {
     const auto start = Clock::now();
     while (SecondsSince(start) < seconds) {
-      ::usleep(arguments.updates ? 20'000 : 1000);
+      ::usleep(1000);
       if (!arguments.updates) continue;
-      std::swap(rules.front(), rules.back());
-      rules.front().rx_sockets.swap(rules.back().rx_sockets);
-      rules.back().priority ^= 1;
-      dataplane->SetRules(rules);
+      FlowRule& rule = rules[++updates % rules.size()];
+      rule.priority ^= 1;
+      dataplane->ChangeRules({}, {&rule, 1});
     }
   };
   wait(0.2);  // warm
@@ -333,7 +333,9 @@ void MeasureOurs(const Arguments& arguments) {
   const double gap_us = static_cast<double>(shared->gap_ns.load()) / 1e3;
 
   // The end: no rule any more, everything comes home.
-  dataplane->SetRules({});
+  std::vector<std::uint64_t> all;
+  for (const FlowRule& rule : rules) all.push_back(rule.id);
+  dataplane->ChangeRules(all, {});
   shared->stop.store(1, std::memory_order_release);
   const auto deadline = Clock::now();
   RxSocketInfo end;

@@ -501,7 +501,7 @@ Result<v1::CloseRxSocketResponse> Manager::CloseRxSocket(const v1::CloseRxSocket
 
 // It goes out of the rules that name it, whoever made them; a Receive stream on it finds its end.
 Result<std::uint64_t> Manager::EndRxSocket(std::uint64_t id) {
-  RemoveReceivers([&](std::uint64_t, std::uint64_t rx_socket) { return rx_socket == id; });
+  RemoveReceivers([&](const Flow&, std::uint64_t rx_socket) { return rx_socket == id; });
   const RxSocket& rx_socket = rx_sockets_[id];
   if (rx_socket.reader) rx_socket.reader->Close();
   const Result<std::uint64_t> reclaimed = dataplane_.CloseRxSocket(id);
@@ -666,17 +666,14 @@ Result<v1::Flow> Manager::AddFlow(const v1::AddFlowRequest& request) {
   }
 
   last_flow_ = rule.id;
-  flows_[rule.id] = {*session, request.match()};
-  rules_.push_back(std::move(rule));
-  dataplane_.SetRules(rules_);
+  flows_[rule.id] = {*session, request.match(), rule};
+  dataplane_.ChangeRules({}, {&rule, 1});
   LogInfo("flow_added", {{"flow", last_flow_},
                          {"match", request.match().ShortDebugString()},
                          {"priority", request.priority()},
                          {"rx_sockets", Joined(request.rx_sockets())},
                          {"session", Number(*session)}});
-  // What nobody asked the port for needs no answer of the dataplane's.
-  const FlowRule& added = rules_.back();
-  return added.steer_to ? FlowMessage(added) : FlowMessage(added, RuleInfo());
+  return FlowMessage(dataplane_.GetRule(last_flow_));
 }
 
 Result<std::vector<std::uint64_t>> Manager::FindReceivers(const Names& names,
@@ -733,14 +730,8 @@ Result<FlowMatch> Manager::ResolveMatch(const v1::Match& match) const {
   return parsed;
 }
 
-FlowRule& Manager::Rule(std::uint64_t id) {
-  return *std::lower_bound(
-      rules_.begin(), rules_.end(), id,
-      [](const FlowRule& rule, std::uint64_t wanted) { return rule.id < wanted; });
-}
-
-Result<FlowRule*> Manager::FindChangeableRule(std::uint64_t id, const std::string& session_key,
-                                              bool force) {
+Result<Manager::Flow*> Manager::FindChangeableFlow(std::uint64_t id,
+                                                    const std::string& session_key, bool force) {
   const Result<SessionId> session = FindSession(session_key);
   if (!session.ok()) return session.status();
   const std::string name = std::to_string(id);
@@ -748,8 +739,7 @@ Result<FlowRule*> Manager::FindChangeableRule(std::uint64_t id, const std::strin
   if (found == flows_.end()) return NotFound("flow rule", name);
   const Status allowed = CheckOwner("flow rule", name, found->second.owner, *session);
   if (!allowed.ok()) return allowed;
-  FlowRule& rule = Rule(id);
-  for (const std::uint64_t receiver : rule.rx_sockets) {
+  for (const std::uint64_t receiver : found->second.rule.rx_sockets) {
     const RxSocket& rx_socket = rx_sockets_.at(receiver);
     if (force || rx_socket.steering != v1::STEERING_STRICT || !rx_socket.attached()) continue;
     return Status(Code::kFailedPrecondition,
@@ -757,46 +747,40 @@ Result<FlowRule*> Manager::FindChangeableRule(std::uint64_t id, const std::strin
                       Quoted("rx socket", rx_socket.name) +
                       ", which is STRICT and has an application attached; `force` overrides");
   }
-  return &rule;
+  return &found->second;
 }
 
 Result<v1::Flow> Manager::UpdateFlow(const v1::UpdateFlowRequest& request) {
-  const Result<FlowRule*> rule =
-      FindChangeableRule(request.id(), request.session(), request.force());
-  if (!rule.ok()) return rule.status();
+  const Result<Flow*> flow = FindChangeableFlow(request.id(), request.session(), request.force());
+  if (!flow.ok()) return flow.status();
   auto receivers = FindReceivers(request.rx_sockets(), request.session());
   if (!receivers.ok()) return receivers.status();
-  (*rule)->rx_sockets = *std::move(receivers);
-  dataplane_.SetRules(rules_);
+  FlowRule& rule = (*flow)->rule;
+  rule.rx_sockets = *std::move(receivers);
+  dataplane_.ChangeRules({}, {&rule, 1});
   LogInfo("flow_updated", {{"flow", request.id()}, {"rx_sockets", Joined(request.rx_sockets())}});
-  return FlowMessage(**rule);
+  return FlowMessage(dataplane_.GetRule(request.id()));
 }
 
 Result<v1::DeleteFlowResponse> Manager::DeleteFlow(const v1::DeleteFlowRequest& request) {
   const Status changeable =
-      FindChangeableRule(request.id(), request.session(), request.force()).status();
+      FindChangeableFlow(request.id(), request.session(), request.force()).status();
   if (!changeable.ok()) return changeable;
-  RemoveReceivers([&](std::uint64_t rule, std::uint64_t) { return rule == request.id(); });
+  ForgetFlows({request.id()}, {});
   return v1::DeleteFlowResponse();
 }
 
 Result<v1::ListFlowsResponse> Manager::ListFlows() {
   v1::ListFlowsResponse response;
   for (const RuleInfo& info : dataplane_.GetRules()) {
-    *response.add_flows() = FlowMessage(Rule(info.id), info);
+    *response.add_flows() = FlowMessage(info);
   }
   return response;
 }
 
-v1::Flow Manager::FlowMessage(const FlowRule& rule) {
-  for (const RuleInfo& info : dataplane_.GetRules()) {
-    if (info.id == rule.id) return FlowMessage(rule, info);
-  }
-  return FlowMessage(rule, RuleInfo());
-}
-
-v1::Flow Manager::FlowMessage(const FlowRule& rule, const RuleInfo& info) const {
-  const Flow& flow = flows_.at(rule.id);
+v1::Flow Manager::FlowMessage(const RuleInfo& info) const {
+  const Flow& flow = flows_.at(info.id);
+  const FlowRule& rule = flow.rule;
   v1::Flow message;
   message.set_id(rule.id);
   *message.mutable_match() = flow.match;
@@ -818,20 +802,31 @@ v1::Flow Manager::FlowMessage(const FlowRule& rule, const RuleInfo& info) const 
 
 template <typename Ends>
 void Manager::RemoveReceivers(Ends ends) {
-  std::size_t removed = 0;
-  for (FlowRule& rule : rules_) {
-    removed += std::erase_if(rule.rx_sockets,
-                             [&](std::uint64_t rx_socket) { return ends(rule.id, rx_socket); });
+  std::vector<std::uint64_t> gone;
+  std::vector<FlowRule> changed;
+  for (auto& [id, flow] : flows_) {
+    if (std::erase_if(flow.rule.rx_sockets,
+                      [&](std::uint64_t rx_socket) { return ends(flow, rx_socket); }) == 0) {
+      continue;
+    }
+    if (flow.rule.rx_sockets.empty()) {
+      gone.push_back(id);
+    } else {
+      changed.push_back(flow.rule);
+    }
   }
-  if (removed == 0) return;
-  std::erase_if(rules_, [&](const FlowRule& rule) {
-    if (!rule.rx_sockets.empty()) return false;
-    flows_.erase(rule.id);
-    rule_ids_.erase({rule.priority, rule.match});
-    LogInfo("flow_deleted", {{"flow", rule.id}});
-    return true;
-  });
-  dataplane_.SetRules(rules_);
+  if (!gone.empty() || !changed.empty()) ForgetFlows(gone, changed);
+}
+
+void Manager::ForgetFlows(const std::vector<std::uint64_t>& gone,
+                          const std::vector<FlowRule>& changed) {
+  dataplane_.ChangeRules(gone, changed);
+  for (const std::uint64_t id : gone) {
+    const auto flow = flows_.find(id);
+    rule_ids_.erase({flow->second.rule.priority, flow->second.rule.match});
+    flows_.erase(flow);
+    LogInfo("flow_deleted", {{"flow", id}});
+  }
 }
 
 // -- tokens -----------------------------------------------------------------------------------
@@ -861,8 +856,8 @@ void Manager::EndSession(SessionId session) {
   const auto ends = [&](const RxSocket& rx_socket) {
     return rx_socket.owner == session || rx_socket.attached_to == session;
   };
-  RemoveReceivers([&](std::uint64_t rule, std::uint64_t rx_socket) {
-    return flows_.at(rule).owner == session || ends(rx_sockets_.at(rx_socket));
+  RemoveReceivers([&](const Flow& flow, std::uint64_t rx_socket) {
+    return flow.owner == session || ends(rx_sockets_.at(rx_socket));
   });
   std::vector<std::uint64_t> ended;
   for (const auto& [id, rx_socket] : rx_sockets_) {

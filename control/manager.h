@@ -149,6 +149,7 @@ class Manager {
   struct Flow {
     SessionId owner = SessionId::kNone;
     v1::Match match;  // as it was given
+    FlowRule rule;    // as published
   };
 
   Result<SessionId> FindSession(const std::string& key) const;
@@ -164,33 +165,29 @@ class Manager {
   Result<std::vector<std::uint64_t>> FindReceivers(const Names& names,
                                                    const std::string& session_key) const;
   // The rule `id`, if the session with this key may change it and no STRICT rx socket objects.
-  Result<FlowRule*> FindChangeableRule(std::uint64_t id, const std::string& session_key,
-                                       bool force);
+  Result<Flow*> FindChangeableFlow(std::uint64_t id, const std::string& session_key, bool force);
   Result<FlowMatch> ResolveMatch(const v1::Match& match) const;
   Result<QueueRef> ResolveSteering(const v1::AddFlowRequest& request) const;
-  FlowRule& Rule(std::uint64_t id);  // precondition: there is one
 
   v1::Port PortMessage(std::uint32_t port);
   Result<v1::Binding> BindingMessage(std::uint64_t id);
   Result<v1::RxSocket> RxSocketMessage(std::uint64_t id, bool audit);
-  // With what the dataplane knows of the rule.
-  v1::Flow FlowMessage(const FlowRule& rule);
-  v1::Flow FlowMessage(const FlowRule& rule, const RuleInfo& info) const;
+  v1::Flow FlowMessage(const RuleInfo& info) const;
 
   Status BeginDraining(std::uint64_t id);
   Result<std::uint64_t> EndRxSocket(std::uint64_t id);
-  // Takes the rx sockets for which `ends(rule id, rx socket id)` out of all rules. A rule goes
-  // with its last one.
+  // Takes the rx sockets for which `ends(flow, rx socket id)` out of all rules. A rule goes with
+  // its last one.
   template <typename Ends>
   void RemoveReceivers(Ends ends);
+  void ForgetFlows(const std::vector<std::uint64_t>& gone, const std::vector<FlowRule>& changed);
 
   Dataplane& dataplane_;
   const std::function<Clock::time_point()> now_;
   std::vector<Port> ports_;
   std::map<std::uint64_t, Binding> bindings_;     // by id, as the dataplane gave it
   std::map<std::uint64_t, RxSocket> rx_sockets_;  // the same
-  std::vector<FlowRule> rules_;                   // as published, in the order of their ids
-  std::map<std::uint64_t, Flow> flows_;           // by id, what else there is to a rule
+  std::map<std::uint64_t, Flow> flows_;           // by id
   std::map<std::pair<std::int32_t, FlowMatch>, std::uint64_t> rule_ids_;  // by priority, match
   std::map<SessionId, std::string> sessions_;                             // key of each
   std::uint64_t last_flow_ = 0;

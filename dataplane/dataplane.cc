@@ -84,7 +84,8 @@ class DataplaneImpl final : public Dataplane {
   void TrimMemory() override;
   Result<RxSocketInfo> GetRxSocket(std::uint64_t rx_socket, bool audit) override;
 
-  void SetRules(std::span<const FlowRule> rules) override;
+  void ChangeRules(std::span<const std::uint64_t> gone, std::span<const FlowRule> set) override;
+  RuleInfo GetRule(std::uint64_t id) override;
   std::vector<RuleInfo> GetRules() override;
 
   Result<std::vector<RangeResult>> ReturnTokens(std::uint64_t rx_socket,
@@ -112,11 +113,12 @@ class DataplaneImpl final : public Dataplane {
   static void AddLanes(CompiledRule& rule, std::uint32_t workers,
                        const std::vector<RxSocket*>& sockets);
   void Forget(std::uint32_t id, const PageTable& table);
-  void Place(std::span<const FlowRule> rules);
+  std::unique_ptr<CompiledRule> Compile(const FlowRule& rule);
+  void Place(std::span<const std::uint64_t> gone, std::span<const FlowRule> set);
+  RuleInfo InfoOf(const CompiledRule& rule) const;
   std::uint64_t Close(RxSocket& socket, CloseReason reason);
 
-  rcu::Pointer<FlowTable> table_;
-  std::uint64_t tables_built_ = 0;
+  FlowRules flow_rules_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<OpenedPort> ports_;
   std::uint32_t next_queue_worker_ = 0;
@@ -129,9 +131,8 @@ class DataplaneImpl final : public Dataplane {
 };
 
 DataplaneImpl::DataplaneImpl(const DataplaneOptions& options) {
-  table_.Exchange(new FlowTable({}, ++tables_built_));
   for (std::uint32_t i = 0; i < options.worker_cpus.size(); i++) {
-    workers_.push_back(std::make_unique<Worker>(i, options.worker_cpus[i], options.poll, &table_));
+    workers_.push_back(std::make_unique<Worker>(i, options.worker_cpus[i], options.poll, &flow_rules_.table()));
   }
 }
 
@@ -150,7 +151,6 @@ DataplaneImpl::~DataplaneImpl() {
   ports_.clear();
   bindings_.clear();
   rx_sockets_.clear();
-  delete table_.Exchange(nullptr);
   StopEal();
 }
 
@@ -599,46 +599,46 @@ Result<RxSocketInfo> DataplaneImpl::GetRxSocket(std::uint64_t id, bool audit) {
 
 // ---- rules -----------------------------------------------------------------------------------
 
-// A rule that is as it was stays as it is. One that changed is made anew, so that workers see
-// the whole of it or nothing; what the old one counted is carried over.
-void DataplaneImpl::SetRules(std::span<const FlowRule> rules) {
-  std::map<std::uint64_t, std::unique_ptr<CompiledRule>> next;
-  std::vector<CompiledRule*> compiled;
-  for (const FlowRule& rule : rules) {
-    std::unique_ptr<CompiledRule>& slot = next[rule.id];
-    const auto old = rules_.find(rule.id);
-    if (old != rules_.end() && old->second->rule == rule) {
-      slot = std::move(old->second);
-    } else {
-      slot = std::make_unique<CompiledRule>();
-      slot->rule = rule;
-      std::vector<RxSocket*> sockets;
-      for (const std::uint64_t id : rule.rx_sockets) sockets.push_back(rx_sockets_.at(id).get());
-      AddLanes(*slot, static_cast<std::uint32_t>(workers_.size()), sockets);
+// A rule that changes is made anew, so that workers see the whole of it or nothing; what the old
+// one counted is carried over.
+void DataplaneImpl::ChangeRules(std::span<const std::uint64_t> gone,
+                                std::span<const FlowRule> set) {
+  std::vector<std::unique_ptr<CompiledRule>> replaced;
+  for (const std::uint64_t id : gone) {
+    const auto rule = rules_.find(id);
+    flow_rules_.Remove(*rule->second);
+    replaced.push_back(std::move(rule->second));
+    rules_.erase(rule);
+  }
+  for (const FlowRule& rule : set) {
+    std::unique_ptr<CompiledRule>& compiled = rules_[rule.id];
+    std::unique_ptr<CompiledRule> old = std::exchange(compiled, Compile(rule));
+    flow_rules_.Insert(*compiled);
+    if (old == nullptr) continue;
+    if (old->rule.match != rule.match || old->rule.priority != rule.priority) {
+      flow_rules_.Remove(*old);
     }
-    compiled.push_back(slot.get());
+    replaced.push_back(std::move(old));
   }
-  std::unique_ptr<FlowTable> old(table_.Exchange(new FlowTable(compiled, ++tables_built_)));
-  rcu::WaitForReaders();
-  // Now no worker uses the old table, the rules that are gone, or the lanes that were named.
-  for (const auto& [id, rule] : rules_) {
-    if (rule == nullptr || !next.contains(id) || next[id]->rule.match != rule->rule.match) continue;
-    next[id]->before = CountersOf(*rule);
+  flow_rules_.Publish();
+  // Now no worker uses the rules that are gone, or the lanes that they named.
+  for (const auto& old : replaced) {
+    const auto rule = rules_.find(old->rule.id);
+    if (rule == rules_.end() || rule->second->rule.match != old->rule.match) continue;
+    rule->second->before = CountersOf(*old);
   }
-  rules_ = std::move(next);
-  Place(rules);
+  Place(gone, set);
 }
 
 // Asks ports to apply what is new or changed. What is gone is taken out first: it could be in
 // the way.
-void DataplaneImpl::Place(std::span<const FlowRule> rules) {
-  std::map<std::uint64_t, Placement> kept;
-  for (const FlowRule& rule : rules) {
+void DataplaneImpl::Place(std::span<const std::uint64_t> gone, std::span<const FlowRule> set) {
+  for (const std::uint64_t id : gone) placements_.erase(id);
+  for (const FlowRule& rule : set) {
     const auto old = placements_.find(rule.id);
-    if (old != placements_.end() && old->second.IsOf(rule)) kept.insert(placements_.extract(old));
+    if (old != placements_.end() && !old->second.IsOf(rule)) placements_.erase(old);
   }
-  placements_ = std::move(kept);
-  for (const FlowRule& rule : rules) {
+  for (const FlowRule& rule : set) {
     if (!rule.steer_to || placements_.contains(rule.id)) continue;
     auto flow = HardwareFlow::Install(*ports_[rule.steer_to->port].port, rule);
     Placement& placement = placements_[rule.id];
@@ -649,6 +649,15 @@ void DataplaneImpl::Place(std::span<const FlowRule> rules) {
       placement.refusal = flow.status().message();
     }
   }
+}
+
+std::unique_ptr<CompiledRule> DataplaneImpl::Compile(const FlowRule& rule) {
+  auto compiled = std::make_unique<CompiledRule>();
+  compiled->rule = rule;
+  std::vector<RxSocket*> sockets;
+  for (const std::uint64_t id : rule.rx_sockets) sockets.push_back(rx_sockets_.at(id).get());
+  AddLanes(*compiled, static_cast<std::uint32_t>(workers_.size()), sockets);
+  return compiled;
 }
 
 void DataplaneImpl::AddLanes(CompiledRule& rule, std::uint32_t workers,
@@ -668,15 +677,21 @@ void DataplaneImpl::AddLanes(CompiledRule& rule, std::uint32_t workers,
   }
 }
 
-std::vector<RuleInfo> DataplaneImpl::GetRules() {
-  std::vector<RuleInfo> rules;
-  for (const CompiledRule* rule : table_.Read()->in_order()) {
-    RuleInfo& info = rules.emplace_back(CountersOf(*rule));
-    const auto placement = placements_.find(info.id);
-    if (placement == placements_.end()) continue;
+RuleInfo DataplaneImpl::InfoOf(const CompiledRule& rule) const {
+  RuleInfo info = CountersOf(rule);
+  const auto placement = placements_.find(info.id);
+  if (placement != placements_.end()) {
     info.in_hardware = placement->second.flow != nullptr;
     info.placement_reason = placement->second.refusal;
   }
+  return info;
+}
+
+RuleInfo DataplaneImpl::GetRule(std::uint64_t id) { return InfoOf(*rules_.at(id)); }
+
+std::vector<RuleInfo> DataplaneImpl::GetRules() {
+  std::vector<RuleInfo> rules;
+  for (const CompiledRule* rule : flow_rules_.InOrder()) rules.push_back(InfoOf(*rule));
   return rules;
 }
 

@@ -240,11 +240,14 @@ class Dataplane {
   // Errors: kNotFound
   virtual Result<RxSocketInfo> GetRxSocket(std::uint64_t rx_socket, bool audit) = 0;
 
-  // The complete rule set from now on, in any order. Rules with an id that was there before
-  // keep their counters unless the match changed. Precondition: every rule names 1 to
-  // kMaxFanOut open rx sockets, ports and queues that exist, and no two have the same match and
-  // priority.
-  virtual void SetRules(std::span<const FlowRule> rules) = 0;
+  // Takes rules away, and adds rules or changes those with the same ids, which keep their
+  // counters unless the match changed. The cost follows what changes, not how many rules there
+  // are. Preconditions: the ids in `gone` are rules' and not in `set`; every rule names 1 to
+  // kMaxFanOut open rx sockets, ports and queues that exist; no two rules have the same match
+  // and priority, before the change, after it, or in between.
+  virtual void ChangeRules(std::span<const std::uint64_t> gone, std::span<const FlowRule> set) = 0;
+  // Precondition: there is such a rule.
+  virtual RuleInfo GetRule(std::uint64_t id) = 0;
   // In the order in which the worker tries them.
   virtual std::vector<RuleInfo> GetRules() = 0;
 

@@ -150,7 +150,7 @@ std::uint32_t Worker::Receive(RxQueue& queue) {
   queue.rx_packets += n;
   if (!queue.plan->empty() && queue.plan->front()->matches_all()) {
     CompiledRule* const rule = queue.plan->front()->Find(FlowKey{});
-    RxLane* const lane = rule->targets[index_].lane;
+    RxLane* const lane = rule == nullptr ? nullptr : rule->targets[index_].lane;
     if (lane != nullptr && lane->content == Content::kFrame) {
       ReceiveAllFrames(queue, *rule, *lane, mbufs, n);
       return n;
@@ -479,9 +479,9 @@ void Worker::DropWaitingIf(RxLane& lane, Predicate predicate) {
     if ((waiting.item.flags & kMoreFragments) != 0) return true;  // counted with the last
     queues_[waiting.queue].Drop(DropReason::kNoSlot);
     lane.lane.counters().drops[static_cast<std::size_t>(DropReason::kNoSlot)]++;
-    for (CompiledRule* rule : table_->Read()->in_order()) {
-      if (rule->rule.id == waiting.rule) RuleTarget::Add(rule->targets[index_].drops, 1);
-    }
+    table_->Read()->ForEach([&](CompiledRule& rule) {
+      if (rule.rule.id == waiting.rule) RuleTarget::Add(rule.targets[index_].drops, 1);
+    });
     return true;
   });
 }

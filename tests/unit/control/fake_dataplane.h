@@ -171,9 +171,28 @@ class FakeDataplane : public Dataplane {
     return info;
   }
 
-  void SetRules(std::span<const FlowRule> next) override {
-    rules.assign(next.begin(), next.end());
-    calls.push_back("SetRules " + std::to_string(next.size()));
+  void ChangeRules(std::span<const std::uint64_t> gone, std::span<const FlowRule> set) override {
+    for (const std::uint64_t id : gone) {
+      EXPECT_EQ(std::erase_if(rules, [&](const FlowRule& rule) { return rule.id == id; }), 1u);
+      calls.push_back("rule " + std::to_string(id) + " gone");
+    }
+    for (const FlowRule& rule : set) {
+      const auto old = std::find_if(rules.begin(), rules.end(),
+                                    [&](const FlowRule& other) { return other.id == rule.id; });
+      if (old == rules.end()) {
+        rules.push_back(rule);
+      } else {
+        *old = rule;
+        calls.push_back("rule " + std::to_string(rule.id) + " changed");
+      }
+    }
+  }
+  RuleInfo GetRule(std::uint64_t id) override {
+    for (RuleInfo& info : GetRules()) {
+      if (info.id == id) return info;
+    }
+    ADD_FAILURE() << "no rule " << id;
+    return RuleInfo();
   }
   // Newest first, so that a test can tell this order from that of the ids.
   std::vector<RuleInfo> GetRules() override {

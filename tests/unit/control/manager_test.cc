@@ -362,7 +362,7 @@ TEST_F(ManagerTest, ASessionsRulesThenRxSocketsThenBindingsGoWithIt) {
   ASSERT_TRUE(Add("shared", 3).ok());
   dataplane_.calls.clear();
   manager_.EndSession(session.id);
-  EXPECT_THAT(dataplane_.calls, ElementsAre("SetRules 1", "CloseRxSocket s", "Unbind b"));
+  EXPECT_THAT(dataplane_.calls, ElementsAre("rule 1 gone", "rule 2 gone", "CloseRxSocket s", "Unbind b"));
   EXPECT_EQ(Open("x", session.key).status().code(), Code::kNotFound);
 }
 
@@ -545,7 +545,7 @@ TEST_F(ManagerTest, ARuleIsPointedAtAnotherRxSocketInOneStep) {
   const Result<v1::Flow> flow = manager_.UpdateFlow(request);
   EXPECT_THAT(flow->rx_sockets(), ElementsAre("t"));
   EXPECT_EQ(flow->packets(), 10u);
-  EXPECT_THAT(dataplane_.calls, ElementsAre("SetRules 1"));
+  EXPECT_THAT(dataplane_.calls, ElementsAre("rule 1 changed"));
   request.set_rx_sockets(0, "u");
   EXPECT_EQ(manager_.UpdateFlow(request).status().code(), Code::kNotFound);
 }

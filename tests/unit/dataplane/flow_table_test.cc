@@ -115,23 +115,21 @@ class Rules {
   List list_;
 };
 
-std::vector<CompiledRule*> Pointers(const Rules::List& list) {
-  std::vector<CompiledRule*> pointers;
-  for (const auto& rule : list) pointers.push_back(rule.get());
-  return pointers;
-}
-
-// A table that keeps its rules.
+// Rules and the table that is made of them.
 class TestTable {
  public:
   TestTable(const Rules& rules)  // NOLINT: implicit on purpose
-      : rules_(rules.list()), table_(Pointers(rules_), 1) {}
-  const FlowTable* operator->() const { return &table_; }
-  const FlowTable& operator*() const { return table_; }
+      : rules_(rules.list()) {
+    for (const auto& rule : rules_) flow_rules_->Insert(*rule);
+    flow_rules_->Publish();
+  }
+  const FlowTable* operator->() const { return flow_rules_->table().Read(); }
+  const FlowTable& operator*() const { return *flow_rules_->table().Read(); }
+  const FlowRules& flow_rules() const { return *flow_rules_; }
 
  private:
   Rules::List rules_;
-  FlowTable table_;
+  std::unique_ptr<FlowRules> flow_rules_ = std::make_unique<FlowRules>();
 };
 
 // Number of the rule that wins; 0: none.
@@ -150,8 +148,6 @@ TEST(FlowTable, WithoutRulesNothingMatches) {
   EXPECT_TRUE(table->plan(0, 0).empty());
   EXPECT_EQ(Winner(*table, kFrame), 0u);
 }
-
-TEST(FlowTable, RemembersItsSerial) { EXPECT_EQ(FlowTable({}, 77).serial(), 77u); }
 
 TEST(FlowTable, ARuleWithoutFieldsMatchesEveryFrame) {
   const TestTable table = Rules().Add(Match());
@@ -215,8 +211,8 @@ TEST(FlowTable, PrioritiesReachOverTheWholeRange) {
                               .Add(Match().From(V4({10, 0, 0, 1})), 0);
 
   EXPECT_EQ(Winner(*table, kFrame), 2u);
-  EXPECT_EQ(table->in_order().front()->rule.id, 2u);
-  EXPECT_EQ(table->in_order().back()->rule.id, 1u);
+  EXPECT_EQ(table.flow_rules().InOrder().front()->rule.id, 2u);
+  EXPECT_EQ(table.flow_rules().InOrder().back()->rule.id, 1u);
 }
 
 TEST(FlowTable, AmongEqualPrioritiesTheRuleThatFixesMoreBitsWins) {
@@ -259,7 +255,7 @@ TEST(FlowTable, ListsTheRulesInTheOrderInWhichTheyAreTried) {
                               .Add(Match().Protocol(kUdp).FromPort(1));
 
   std::vector<std::uint64_t> ids;
-  for (const CompiledRule* rule : table->in_order()) ids.push_back(rule->rule.id);
+  for (const CompiledRule* rule : table.flow_rules().InOrder()) ids.push_back(rule->rule.id);
   EXPECT_EQ(ids, (std::vector<std::uint64_t>{3, 4, 2, 1}));
 }
 
@@ -402,6 +398,55 @@ TEST(FlowTable, TenThousandExactFlowsEachFindTheirRule) {
   for (std::uint32_t i = kFlows; i < 2 * kFlows; i++) ASSERT_EQ(Winner(*table, frame(i)), 0u);
 }
 
+CompiledRule& ToPort(Rules& rules, std::uint16_t port) {
+  return *rules.Add(Match().Protocol(kUdp).ToPort(port)).list().back();
+}
+
+TEST(FlowRules, AChangeAmongManyRulesTouchesNoOtherTable) {
+  Rules rules;
+  FlowRules flow_rules;
+  for (std::uint16_t port = 0; port < 10'000; port++) flow_rules.Insert(ToPort(rules, port));
+  flow_rules.Publish();
+  const FlowTable* const table = flow_rules.table().Read();
+  const Headers frame = UdpFrame(V4({}), V4({}), 1, 10'001);
+  ASSERT_EQ(Winner(*table, frame), 0u);
+
+  CompiledRule& added = ToPort(rules, 10'001);
+  flow_rules.Insert(added);
+  flow_rules.Publish();
+  EXPECT_EQ(Winner(*table, frame), 10'001u);
+
+  CompiledRule& instead = ToPort(rules, 10'001);
+  flow_rules.Insert(instead);
+  flow_rules.Publish();
+  EXPECT_EQ(Winner(*table, frame), 10'002u);
+  EXPECT_EQ(flow_rules.InOrder().size(), 10'001u);
+
+  flow_rules.Remove(instead);
+  flow_rules.Publish();
+  EXPECT_EQ(Winner(*table, frame), 0u);
+  EXPECT_EQ(flow_rules.table().Read(), table) << "published anew";
+}
+
+TEST(FlowRules, RulesThatComeAndGoLeaveNothing) {
+  Rules rules;
+  FlowRules flow_rules;
+  CompiledRule& stays = ToPort(rules, 0);
+  flow_rules.Insert(stays);
+  for (std::uint16_t port = 1; port < 20'000; port++) {
+    CompiledRule& comes = ToPort(rules, port);
+    flow_rules.Insert(comes);
+    flow_rules.Publish();
+    ASSERT_EQ(Winner(*flow_rules.table().Read(), UdpFrame(V4({}), V4({}), 1, port)), port + 1u);
+    flow_rules.Remove(comes);
+  }
+  flow_rules.Remove(stays);
+  flow_rules.Publish();
+
+  EXPECT_TRUE(flow_rules.InOrder().empty());
+  EXPECT_TRUE(flow_rules.table().Read()->plan(0, 0).empty());
+}
+
 // Field by field, as flow_rule.h says it.
 bool PrefixMatches(const IpPrefix& prefix, IpFamily family,
                    const std::array<std::uint8_t, 16>& address) {
@@ -529,10 +574,19 @@ TEST(FlowTable, FindsWhatALinearSearchFinds) {
       if (!known) rules.Add(match, priority);
     }
     const TestTable table(rules);
-    // The same rules, given in another order.
-    std::vector<CompiledRule*> shuffled = Pointers(rules.list());
+    // The same rules, given in another order, some of them several times.
+    FlowRules changed;
+    Rules::List shuffled = rules.list();
     std::shuffle(shuffled.begin(), shuffled.end(), generator.random());
-    const FlowTable same(shuffled, 2);
+    for (const auto& rule : shuffled) changed.Insert(*rule);
+    for (std::uint32_t n = generator.Below(300); n != 0; n--) {
+      CompiledRule& rule = *shuffled[generator.Below(static_cast<std::uint32_t>(shuffled.size()))];
+      changed.Remove(rule);
+      if (generator.Below(2) == 0) changed.Publish();
+      changed.Insert(rule);
+    }
+    changed.Publish();
+    const FlowTable& same = *changed.table().Read();
 
     for (int i = 0; i < 3000; i++) {
       const Headers headers = generator.Headers();
