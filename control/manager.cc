@@ -730,8 +730,8 @@ Result<FlowMatch> Manager::ResolveMatch(const v1::Match& match) const {
   return parsed;
 }
 
-Result<Manager::Flow*> Manager::FindChangeableFlow(std::uint64_t id,
-                                                    const std::string& session_key, bool force) {
+Result<Manager::Flow*> Manager::FindChangeableFlow(std::uint64_t id, const std::string& session_key,
+                                                   bool force) {
   const Result<SessionId> session = FindSession(session_key);
   if (!session.ok()) return session.status();
   const std::string name = std::to_string(id);

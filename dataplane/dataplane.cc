@@ -132,7 +132,8 @@ class DataplaneImpl final : public Dataplane {
 
 DataplaneImpl::DataplaneImpl(const DataplaneOptions& options) {
   for (std::uint32_t i = 0; i < options.worker_cpus.size(); i++) {
-    workers_.push_back(std::make_unique<Worker>(i, options.worker_cpus[i], options.poll, &flow_rules_.table()));
+    workers_.push_back(
+        std::make_unique<Worker>(i, options.worker_cpus[i], options.poll, &flow_rules_.table()));
   }
 }
 
@@ -702,7 +703,7 @@ std::vector<RuleInfo> DataplaneImpl::GetRules() {
 Result<std::vector<RangeResult>> DataplaneImpl::ReturnTokens(std::uint64_t id,
                                                              std::span<const TokenRange> ranges,
                                                              bool all_or_nothing) {
-  constexpr std::size_t kChunk = 1024;  // tokens that a worker looks at between two rounds
+  constexpr std::size_t kChunk = 8192;  // tokens that a worker looks at between two rounds
   const auto it = rx_sockets_.find(id);
   if (it == rx_sockets_.end()) return NoSuch("rx socket", id);
   RxSocket& socket = *it->second;

@@ -26,6 +26,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/sanitized.h"
 #include "tests/unit/tokens/fakes.h"
 #include "tokens/abi/lane_reader.h"
 #include "tokens/lane.h"

@@ -13,6 +13,8 @@
 #include <rte_ethdev.h>
 #include <rte_mbuf.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -31,6 +33,7 @@ namespace {
 constexpr std::uint16_t kPort = 0;
 constexpr std::uint16_t kQueue = 0;
 constexpr std::uint16_t kFrameRoom = 16384;
+constexpr std::uint64_t kBurst = 32;
 
 [[noreturn]] void Die(const char* what) {
   std::fprintf(stderr, "memif_sender: %s failed\n", what);
@@ -68,15 +71,25 @@ rte_mempool* OpenPort(const std::string& socket) {
   return pool;
 }
 
-void Send(rte_mempool* pool, const Stream& stream, std::uint16_t udp_port, std::uint64_t number) {
-  const std::vector<std::uint8_t> frame =
-      UdpFrame({.destination_port = udp_port}, Datagram(stream, number));
-  rte_mbuf* mbuf = rte_pktmbuf_alloc(pool);
-  if (mbuf == nullptr) Die("rte_pktmbuf_alloc");
-  void* room = rte_pktmbuf_append(mbuf, static_cast<std::uint16_t>(frame.size()));
-  if (room == nullptr) Die("rte_pktmbuf_append");
-  std::memcpy(room, frame.data(), frame.size());
-  if (!WaitUntil([&] { return rte_eth_tx_burst(kPort, kQueue, &mbuf, 1) == 1; })) {
+// The next `n` datagrams of a stream, from number `first` on.
+void Send(rte_mempool* pool, const Stream& stream, std::uint16_t udp_port, std::uint64_t first,
+          std::uint16_t n) {
+  std::array<rte_mbuf*, kBurst> mbufs;
+  if (rte_pktmbuf_alloc_bulk(pool, mbufs.data(), n) != 0) Die("rte_pktmbuf_alloc_bulk");
+  for (std::uint16_t i = 0; i < n; i++) {
+    const std::vector<std::uint8_t> frame =
+        UdpFrame({.destination_port = udp_port}, Datagram(stream, first + i));
+    void* room = rte_pktmbuf_append(mbufs[i], static_cast<std::uint16_t>(frame.size()));
+    if (room == nullptr) Die("rte_pktmbuf_append");
+    std::memcpy(room, frame.data(), frame.size());
+  }
+  std::uint16_t sent = 0;
+  if (!WaitUntil([&] {
+        sent = static_cast<std::uint16_t>(
+            sent +
+            rte_eth_tx_burst(kPort, kQueue, &mbufs[sent], static_cast<std::uint16_t>(n - sent)));
+        return sent == n;
+      })) {
     Die("rte_eth_tx_burst");
   }
 }
@@ -99,7 +112,12 @@ int main(int argc, char** argv) {
   std::map<std::uint16_t, std::uint64_t> sent;
   std::uint16_t udp_port = 0;
   for (std::uint64_t more = 0; std::cin >> udp_port >> more;) {
-    while (more-- > 0) rxtoken::test::Send(pool, stream, udp_port, sent[udp_port]++);
+    while (more > 0) {
+      const auto n = static_cast<std::uint16_t>(std::min(more, rxtoken::test::kBurst));
+      rxtoken::test::Send(pool, stream, udp_port, sent[udp_port], n);
+      sent[udp_port] += n;
+      more -= n;
+    }
   }
   rte_eth_dev_stop(rxtoken::test::kPort);
   rte_eth_dev_close(rxtoken::test::kPort);

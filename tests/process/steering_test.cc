@@ -17,6 +17,7 @@
 #include "tests/process/harness.h"
 #include "tests/process/raw_client.h"
 #include "tests/process/stream.h"
+#include "tests/sanitized.h"
 
 namespace rxtoken::test {
 namespace {
@@ -30,26 +31,6 @@ class Steering : public testing::Test {
   static constexpr std::uint64_t kMoves = 100;
   static constexpr Stream kStream = {.min_bytes = 8, .max_bytes = 64, .numbered = true};
 
-  std::unique_ptr<Process> Receiver(const std::string& name) {
-    const std::vector<std::string> arguments = {RXTOKEN_TEST_CLIENT,
-                                                "--run-dir",
-                                                daemon.run_dir(),
-                                                "--name",
-                                                name,
-                                                "--udp-port",
-                                                std::to_string(kUdpPort),
-                                                "--ring-entries",
-                                                "65536",
-                                                "--min-bytes",
-                                                std::to_string(kStream.min_bytes),
-                                                "--max-bytes",
-                                                std::to_string(kStream.max_bytes),
-                                                "--numbered"};
-    auto receiver = std::make_unique<Process>(arguments);
-    EXPECT_FALSE(receiver->WaitForLine("ready").empty());
-    return receiver;
-  }
-
   void Connect() {
     sender = std::make_unique<Process>(std::vector<std::string>{
         RXTOKEN_MEMIF_SENDER, socket, std::to_string(kStream.seed),
@@ -61,8 +42,8 @@ class Steering : public testing::Test {
   // times meanwhile.
   template <typename Received, typename Move>
   void SendWhile(Received received, Move move) {
-    constexpr std::uint64_t kLot = 10'000;
-    constexpr std::uint64_t kWindow = 40'000;  // less than the rings and the buffer take
+    constexpr std::uint64_t kLot = 20'000;
+    constexpr std::uint64_t kWindow = 50'000;  // less than the rings and the buffer take
     const auto start = std::chrono::steady_clock::now();
     for (std::uint64_t i = 0; i < kMoves && !HasFailure(); i++) {
       sender->Tell(std::to_string(kUdpPort) + " " + std::to_string(kLot));
@@ -75,22 +56,6 @@ class Steering : public testing::Test {
     std::printf("%lu moves under %.2f million datagrams a second\n",
                 static_cast<unsigned long>(kMoves),
                 static_cast<double>(sent) / seconds.count() / 1e6);
-  }
-
-  // What a receiver saw, once it is told that this was all.
-  static std::vector<Range> Ranges(Process& receiver) {
-    receiver.CloseInput();
-    const std::string done = receiver.WaitForLine("done");
-    EXPECT_NE(done.find("errors=0"), std::string::npos) << done << receiver.Errors();
-    std::vector<Range> ranges;
-    std::istringstream lines(receiver.Output());
-    for (std::string line; std::getline(lines, line);) {
-      Range range;
-      if (std::sscanf(line.c_str(), "range %lu %lu", &range.first, &range.second) == 2) {
-        ranges.push_back(range);
-      }
-    }
-    return ranges;
   }
 
   void ExpectNothingDropped() {
@@ -200,20 +165,59 @@ TEST_F(Steering, AFlowMovesBetweenRxSockets) {
 TEST_F(Steering, AQueueMovesBetweenBindings) {
   ASSERT_TRUE(daemon.process().Running());
   names = {"a"};
-  const std::unique_ptr<Process> a = Receiver("a");
+  End a(daemon, "a");
+  daemon.AddFlow("a", v1::Match());
   daemon.Bind("b0", "p0", kPages, 4096, 0);
   daemon.Bind("b1", "p0", kPages);
   Connect();
 
-  const auto received = [&] { return daemon.GetRxSocket("a").statistics().returned(); };
-  SendWhile(received,
+  SendWhile([&] { return a.Receive(kStream); },
             [&](std::uint64_t i) { daemon.AttachQueue(i % 2 == 0 ? "b0" : "b1", "p0", 0); });
 
   ExpectNothingDropped();
-  EXPECT_EQ(Ranges(*a), std::vector<Range>({{0, sent - 1}}));
+  EXPECT_EQ(a.ranges(), std::vector<Range>({{0, sent - 1}}));
   for (const char* name : {"b0", "b1"}) {
     EXPECT_TRUE(WaitUntil([&] { return daemon.GetBinding(name).pages_free() == kPages; }));
   }
+}
+
+// Rules are added and deleted, one by one, while datagrams come.
+TEST_F(Steering, TenThousandRulesComeAndGoUnderLoad) {
+  ASSERT_TRUE(daemon.process().Running());
+  constexpr std::uint64_t kRules = kSanitized ? 1000 : 10'000;
+  names = {"a"};
+  End a(daemon, "a");
+  v1::Match match;
+  match.set_protocol(17);
+  match.set_destination_port(kUdpPort);
+  daemon.AddFlow("a", match);
+  daemon.Bind("b0", "p0", kPages);
+  Connect();
+
+  std::vector<std::uint64_t> rules;
+  match.set_source("203.0.113.1/32");
+  match.set_destination("203.0.113.2/32");
+  SendWhile([&] { return a.Receive(kStream); },
+            [&](std::uint64_t) {
+              for (std::uint64_t n = 0; n < kRules / kMoves; n++) {
+                match.set_source_port(static_cast<std::uint32_t>(rules.size() + 1));
+                rules.push_back(daemon.AddFlow("a", match).id());
+              }
+            });
+  SendWhile([&] { return a.Receive(kStream); },
+            [&](std::uint64_t i) {
+              for (std::uint64_t n = i * kRules / kMoves; n < (i + 1) * kRules / kMoves; n++) {
+                grpc::ClientContext context;
+                v1::DeleteFlowRequest request;
+                request.set_id(rules[n]);
+                v1::DeleteFlowResponse response;
+                const grpc::Status status = daemon.flows().DeleteFlow(&context, request, &response);
+                EXPECT_TRUE(status.ok()) << status.error_message();
+              }
+            });
+
+  ExpectNothingDropped();
+  EXPECT_EQ(a.ranges(), std::vector<Range>({{0, sent - 1}}));
 }
 
 // One rx socket that holds what 32 of 40 bindings lent it.

@@ -117,6 +117,7 @@ std::vector<std::uint8_t> UdpFrame(const FrameOptions& options,
   const auto udp_bytes = static_cast<std::uint16_t>(kUdpHeaderBytes + payload.size());
 
   std::vector<std::uint8_t> frame;
+  frame.reserve(64 + payload.size());
   Append(frame, kAddresses);
   if (options.vlan != 0) {
     Append16(frame, 0x8100);

@@ -362,7 +362,8 @@ TEST_F(ManagerTest, ASessionsRulesThenRxSocketsThenBindingsGoWithIt) {
   ASSERT_TRUE(Add("shared", 3).ok());
   dataplane_.calls.clear();
   manager_.EndSession(session.id);
-  EXPECT_THAT(dataplane_.calls, ElementsAre("rule 1 gone", "rule 2 gone", "CloseRxSocket s", "Unbind b"));
+  EXPECT_THAT(dataplane_.calls,
+              ElementsAre("rule 1 gone", "rule 2 gone", "CloseRxSocket s", "Unbind b"));
   EXPECT_EQ(Open("x", session.key).status().code(), Code::kNotFound);
 }
 

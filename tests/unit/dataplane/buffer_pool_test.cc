@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "tests/sanitized.h"
 #include "tests/unit/dataplane/test_eal.h"
 #include "tests/unit/tokens/fakes.h"
 #include "tokens/lane.h"

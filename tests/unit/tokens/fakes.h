@@ -20,15 +20,6 @@
 
 namespace rxtoken {
 
-// Everything takes several times as long then.
-#if defined(RXTOKEN_TSAN) || defined(__SANITIZE_ADDRESS__)
-inline constexpr bool kSanitized = true;
-#elif defined(__has_feature)
-inline constexpr bool kSanitized = __has_feature(address_sanitizer);
-#else
-inline constexpr bool kSanitized = false;
-#endif
-
 // The two rings of one lane, in ordinary memory.
 class TestRings {
  public:

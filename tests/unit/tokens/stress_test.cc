@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/sanitized.h"
 #include "tests/unit/tokens/fakes.h"
 #include "tokens/lane.h"
 #include "tokens/page_pool.h"
