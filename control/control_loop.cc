@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 
 #include <algorithm>
 #include <array>
@@ -131,6 +132,35 @@ void ControlLoop::RunTasks() {
     task->changed.notify_one();
   }
   if (!tasks_.empty()) eventfd_write(wake_.get(), 1);
+}
+
+Result<Timer> Timer::Create(ControlLoop& loop, std::function<void()> on_time) {
+  UniqueFd timer(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
+  if (!timer.valid()) {
+    return Status(Code::kResourceExhausted,
+                  std::string("control loop: cannot make a timer: ") + strerror(errno));
+  }
+  const int fd = timer.get();
+  const Status watched = loop.Watch(fd, EPOLLIN, [fd, on_time = std::move(on_time)](std::uint32_t) {
+    std::uint64_t times;
+    if (read(fd, &times, sizeof(times)) == sizeof(times)) on_time();
+  });
+  if (!watched.ok()) return watched;
+  return Timer(loop, std::move(timer));
+}
+
+Timer::~Timer() {
+  if (fd_.valid()) loop_->Unwatch(fd_.get());
+}
+
+void Timer::Set(std::chrono::milliseconds delay, std::chrono::milliseconds period) {
+  const auto to_timespec = [](std::chrono::milliseconds time) {
+    return timespec{.tv_sec = time.count() / 1000, .tv_nsec = time.count() % 1000 * 1'000'000};
+  };
+  // A value of zero would stop it.
+  const itimerspec spec = {.it_interval = to_timespec(period),
+                           .it_value = to_timespec(std::max(delay, std::chrono::milliseconds(1)))};
+  timerfd_settime(fd_.get(), 0, &spec, nullptr);
 }
 
 }  // namespace rxtoken

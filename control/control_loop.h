@@ -88,4 +88,25 @@ class ControlLoop {
   bool housekeeping_due_ = false;
 };
 
+// Calls a function on the loop when its time has come. It has its descriptor from the start, so
+// that it works when there is none left.
+class Timer {
+ public:
+  // `loop` outlives the timer.
+  // Errors: kResourceExhausted  no file descriptors left
+  static Result<Timer> Create(ControlLoop& loop, std::function<void()> on_time);
+  Timer(Timer&&) = default;
+  ~Timer();
+
+  // Once, after `delay`, and then again every `period`, if that is not zero. Replaces what was
+  // set before.
+  void Set(std::chrono::milliseconds delay, std::chrono::milliseconds period = {});
+
+ private:
+  Timer(ControlLoop& loop, UniqueFd fd) : loop_(&loop), fd_(std::move(fd)) {}
+
+  ControlLoop* loop_;
+  UniqueFd fd_;  // not valid: moved from
+};
+
 }  // namespace rxtoken

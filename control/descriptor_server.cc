@@ -2,11 +2,11 @@
 #include "control/descriptor_server.h"
 
 #include <errno.h>
+#include <linux/sockios.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 
 #include <algorithm>
 #include <array>
@@ -20,11 +20,12 @@ namespace {
 
 // Some more than sessions, so that one session too many gets an answer that says so.
 constexpr std::size_t kMaxConnections = kMaxSessions + 64;
+constexpr std::ptrdiff_t kMaxSilent = 64;  // of one user
 constexpr std::size_t kMaxDescriptors = 3;
-constexpr auto kComplaintPeriod = std::chrono::seconds(1);
 
 constexpr std::string_view kPeerClosed = "peer closed";
-constexpr std::string_view kNotReading = "answer does not fit: the peer does not read";
+constexpr std::string_view kNotReading = "the peer does not read its answers";
+constexpr std::string_view kTooManyInFlight = "too many descriptors that nobody reads";
 
 AttachMessage Answer(AttachKind kind) {
   AttachMessage message = {};
@@ -59,7 +60,13 @@ std::string_view Send(int socket, const AttachMessage& message,
     memcpy(CMSG_DATA(rights), descriptors.begin(), bytes);
   }
   if (sendmsg(socket, &header, MSG_DONTWAIT | MSG_NOSIGNAL) == sizeof(message)) return {};
+  if (errno == ETOOMANYREFS) return kTooManyInFlight;
   return errno == EAGAIN ? kNotReading : kPeerClosed;
+}
+
+bool HasUnreadAnswer(int socket) {
+  int unread = 0;
+  return ioctl(socket, SIOCOUTQ, &unread) == 0 && unread > 0;
 }
 
 // One message of the peer's. Empty text and no message: there is none now.
@@ -89,87 +96,81 @@ Received Receive(int socket) {
 
 }  // namespace
 
-Result<std::unique_ptr<DescriptorServer>> DescriptorServer::Start(ControlLoop& loop,
-                                                                  Manager& manager,
-                                                                  const std::string& path) {
-  UniqueFd listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  path.copy(address.sun_path, sizeof(address.sun_path) - 1);
-  if (!listener.valid() ||
-      bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
-      chmod(path.c_str(), 0660) != 0 || listen(listener.get(), SOMAXCONN) != 0) {
-    return Status(Code::kFailedPrecondition,
-                  "descriptor socket '" + path + "': cannot listen: " + strerror(errno));
-  }
-  std::unique_ptr<DescriptorServer> server(
-      new DescriptorServer(loop, manager, std::move(listener)));
-  const Status status = server->Listen(true);
-  if (!status.ok()) return status;
+Result<std::unique_ptr<DescriptorServer>> DescriptorServer::Start(
+    ControlLoop& loop, Manager& manager, const std::string& path,
+    std::chrono::milliseconds hello_timeout) {
+  std::unique_ptr<DescriptorServer> server(new DescriptorServer(loop, manager, hello_timeout));
+  DescriptorServer* const raw = server.get();
+  auto timer = Timer::Create(loop, [raw] { raw->CloseSilent(); });
+  if (!timer.ok()) return timer.status();
+  server->silence_timer_.emplace(*std::move(timer));
+  server->silence_timer_->Set(hello_timeout, hello_timeout);
+  auto listener = Listener::Start(
+      loop, path, SOCK_SEQPACKET,
+      [raw](UniqueFd socket, const Credentials& peer) { raw->Add(std::move(socket), peer); });
+  if (!listener.ok()) return listener.status();
+  server->listener_ = *std::move(listener);
   return server;
 }
 
-DescriptorServer::DescriptorServer(ControlLoop& loop, Manager& manager, UniqueFd listener)
-    : loop_(loop), manager_(manager), listener_(std::move(listener)) {}
-
 DescriptorServer::~DescriptorServer() {
   for (const auto& [fd, connection] : connections_) loop_.Unwatch(fd);
-  loop_.Unwatch(listener_.get());
 }
 
-Status DescriptorServer::Listen(bool on) {
-  listening_ = on;
-  if (on) return loop_.Watch(listener_.get(), EPOLLIN, [this](std::uint32_t) { Accept(); });
-  loop_.Unwatch(listener_.get());
-  return Status();
-}
-
-void DescriptorServer::Accept() {
-  UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!socket.valid()) {
-    if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-      // It would come back at once, again and again. The next Close() listens again.
-      LogWarning("accept_paused", {{"reason", strerror(errno)}});
-      (void)Listen(false);
-    }
-    return;
-  }
-  ucred peer = {};
-  socklen_t bytes = sizeof(peer);
-  getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &bytes);
+void DescriptorServer::Add(UniqueFd socket, const Credentials& peer) {
   const int fd = socket.get();
-  Connection connection{.socket = std::move(socket), .pid = peer.pid, .uid = peer.uid};
-  if (connections_.size() >= kMaxConnections) {
-    LogRarely("too many connections", connection);
-    return;
+  Connection connection{.socket = std::move(socket),
+                        .peer = peer,
+                        .deadline = ControlLoop::Clock::now() + hello_timeout_};
+  if (connections_.size() >= kMaxConnections || Silent(peer.uid) >= kMaxSilent) {
+    return LogRarely("connection_refused", "too many connections", connection);
   }
   if (!loop_.Watch(fd, EPOLLIN, [this, fd](std::uint32_t) { Serve(fd); }).ok()) return;
   connections_.emplace(fd, std::move(connection));
+}
+
+std::ptrdiff_t DescriptorServer::Silent(std::uint32_t uid) const {
+  return std::count_if(connections_.begin(), connections_.end(), [uid](const auto& entry) {
+    return !entry.second.greeted() && entry.second.peer.uid == uid;
+  });
+}
+
+void DescriptorServer::CloseSilent() {
+  const auto now = ControlLoop::Clock::now();
+  std::erase_if(connections_, [&](const auto& entry) {
+    const auto& [fd, connection] = entry;
+    if (connection.greeted() || now < connection.deadline) return false;
+    LogRarely("connection_closed", "silence", connection);
+    loop_.Unwatch(fd);
+    return true;
+  });
 }
 
 void DescriptorServer::Serve(int fd) {
   Connection& connection = connections_.at(fd);
   const std::string_view close_reason = ServeOne(connection);
   if (close_reason.empty()) return;
-  if (close_reason != kPeerClosed) LogRarely(close_reason, connection);
+  if (close_reason != kPeerClosed) LogRarely("connection_closed", close_reason, connection);
   Close(fd);
 }
 
 std::string_view DescriptorServer::ServeOne(Connection& connection) {
+  // The descriptors of an answer count against the limits of our own user until it is read: there
+  // is only one of them for each connection.
+  if (HasUnreadAnswer(connection.socket.get())) return kNotReading;
   const Received received = Receive(connection.socket.get());
   if (!received.message) return received.close_reason;
   const AttachMessage& request = *received.message;
   const auto kind = static_cast<AttachKind>(request.kind);
-  const bool greeted = connection.session != SessionId::kNone;
-  if (kind == AttachKind::kHello && !greeted) {
+  if (kind == AttachKind::kHello && !connection.greeted()) {
     AttachMessage answer = Answer(AttachKind::kWelcome);
     return Hello(connection, answer);
   }
-  if (kind == AttachKind::kAttach && greeted) {
+  if (kind == AttachKind::kAttach && connection.greeted()) {
     AttachMessage answer = Answer(AttachKind::kAttached);
     return Attach(connection, {request.key.data(), request.key.size()}, answer);
   }
-  if (kind == AttachKind::kMapBuffer && greeted) {
+  if (kind == AttachKind::kMapBuffer && connection.greeted()) {
     AttachMessage answer = Answer(AttachKind::kBuffer);
     answer.id = request.id;
     return MapBuffer(connection, answer);
@@ -178,7 +179,8 @@ std::string_view DescriptorServer::ServeOne(Connection& connection) {
 }
 
 std::string_view DescriptorServer::Hello(Connection& connection, AttachMessage& answer) {
-  const Result<Manager::Session> session = manager_.StartSession(connection.pid, connection.uid);
+  const Result<Manager::Session> session =
+      manager_.StartSession(connection.peer.pid, connection.peer.uid);
   if (!session.ok()) {
     Refuse(session.status(), answer);
     (void)Send(connection.socket.get(), answer);
@@ -202,8 +204,12 @@ std::string_view DescriptorServer::Attach(Connection& connection, std::string_vi
   answer.lanes = attachment.lanes;
   answer.entries = attachment.entries;
   // If this fails the connection ends, and what was attached with it.
-  return Send(connection.socket.get(), answer,
-              {attachment.descriptor_fd, attachment.return_fd, doorbell.get()});
+  const std::string_view failed =
+      Send(connection.socket.get(), answer,
+           {attachment.descriptor_fd, attachment.return_fd, doorbell.get()});
+  if (failed != kTooManyInFlight) return failed;
+  manager_.AbandonRxSocket(attached->rx_socket);
+  return RefuseDescriptors(connection, Answer(AttachKind::kAttached));
 }
 
 std::string_view DescriptorServer::MapBuffer(Connection& connection, AttachMessage& answer) {
@@ -214,7 +220,19 @@ std::string_view DescriptorServer::MapBuffer(Connection& connection, AttachMessa
   }
   answer.bytes = buffer->bytes;
   answer.page_bytes = buffer->page_bytes;
-  return Send(connection.socket.get(), answer, {buffer->fd});
+  const std::string_view failed = Send(connection.socket.get(), answer, {buffer->fd});
+  if (failed != kTooManyInFlight) return failed;
+  return RefuseDescriptors(connection, Answer(AttachKind::kBuffer));
+}
+
+std::string_view DescriptorServer::RefuseDescriptors(const Connection& connection,
+                                                     AttachMessage answer) {
+  LogRarely("descriptors_not_sent", kTooManyInFlight, connection);
+  Refuse(Status(Code::kResourceExhausted,
+                "too many descriptors are on their way to applications that do not read them; "
+                "try again later, or raise the daemon's limit of open files"),
+         answer);
+  return Send(connection.socket.get(), answer);
 }
 
 void DescriptorServer::Close(int fd) {
@@ -223,23 +241,17 @@ void DescriptorServer::Close(int fd) {
   loop_.Unwatch(fd);
   connections_.erase(found);
   if (session != SessionId::kNone) manager_.EndSession(session);
-  if (!listening_) (void)Listen(true);
 }
 
-void DescriptorServer::LogRarely(std::string_view reason, const Connection& connection) {
-  Complaint& complaint = complaints_[reason];
-  const auto now = std::chrono::steady_clock::now();
-  if (complaint.last_logged != std::chrono::steady_clock::time_point() &&
-      now - complaint.last_logged < kComplaintPeriod) {
-    complaint.suppressed++;
-    return;
-  }
-  LogWarning("connection_closed", {{"reason", reason},
-                                   {"pid", connection.pid},
-                                   {"uid", connection.uid},
-                                   {"session", static_cast<std::uint64_t>(connection.session)},
-                                   {"suppressed", complaint.suppressed}});
-  complaint = {now, 0};
+void DescriptorServer::LogRarely(std::string_view event, std::string_view reason,
+                                 const Connection& connection) {
+  const auto suppressed = log_limits_[reason].Pass();
+  if (!suppressed) return;
+  LogWarning(event, {{"reason", reason},
+                     {"pid", connection.peer.pid},
+                     {"uid", connection.peer.uid},
+                     {"session", static_cast<std::uint64_t>(connection.session)},
+                     {"suppressed", *suppressed}});
 }
 
 }  // namespace rxtoken

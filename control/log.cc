@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <utility>
 
 namespace rxtoken {
 namespace {
@@ -55,7 +56,19 @@ void Log(std::string_view level, std::string_view event, std::initializer_list<L
   [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, line.data(), line.size());
 }
 
+constexpr std::chrono::seconds kLogPeriod{1};
+
 }  // namespace
+
+std::optional<std::uint64_t> LogLimit::Pass() {
+  const auto now = std::chrono::steady_clock::now();
+  if (now < next_) {
+    held_back_++;
+    return std::nullopt;
+  }
+  next_ = now + kLogPeriod;
+  return std::exchange(held_back_, 0);
+}
 
 std::string FormatLogLine(std::string_view level, std::string_view event,
                           std::initializer_list<LogField> fields) {

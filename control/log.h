@@ -8,8 +8,11 @@
 // Thread-safety: any thread; a line is written by one write(2). Workers do not log.
 #pragma once
 
+#include <chrono>
 #include <concepts>
+#include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -27,6 +30,19 @@ struct LogField {
 void LogInfo(std::string_view event, std::initializer_list<LogField> fields = {});
 void LogWarning(std::string_view event, std::initializer_list<LogField> fields = {});
 void LogError(std::string_view event, std::initializer_list<LogField> fields = {});
+
+// Lets one line of a kind pass each second, for what others can cause as often as they like.
+//
+// Thread-safety: one thread.
+class LogLimit {
+ public:
+  // How many were held back before this one; nothing: hold this one back, too.
+  std::optional<std::uint64_t> Pass();
+
+ private:
+  std::chrono::steady_clock::time_point next_;
+  std::uint64_t held_back_ = 0;
+};
 
 // The line without time, as it would be logged. For tests.
 std::string FormatLogLine(std::string_view level, std::string_view event,

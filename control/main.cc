@@ -8,18 +8,21 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
-#include <sys/timerfd.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <array>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -37,6 +40,7 @@
 namespace rxtoken {
 namespace {
 
+constexpr std::chrono::seconds kTrimPeriod{1};
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
 
@@ -198,6 +202,30 @@ void WaitForStopSignal(const UniqueFd& signals) {
   LogInfo("stopping", {{"signal", signal.ssi_signo}, {"sender_pid", signal.ssi_pid}});
 }
 
+// While there is one, a stop signal ends the process at once. DPDK may wait for something that
+// never comes.
+class EndAtStopSignal {
+ public:
+  explicit EndAtStopSignal(const UniqueFd& signals) : over_(eventfd(0, EFD_CLOEXEC)) {
+    thread_ = std::thread([this, &signals] {
+      std::array<pollfd, 2> events = {{{.fd = over_.get(), .events = POLLIN, .revents = 0},
+                                       {.fd = signals.get(), .events = POLLIN, .revents = 0}}};
+      poll(events.data(), events.size(), -1);
+      if (events[0].revents != 0) return;
+      WaitForStopSignal(signals);
+      _exit(0);
+    });
+  }
+  ~EndAtStopSignal() {
+    eventfd_write(over_.get(), 1);
+    thread_.join();
+  }
+
+ private:
+  const UniqueFd over_;
+  std::thread thread_;
+};
+
 // Tells systemd, if it started us with Type=notify, that we serve.
 void NotifyReady() {
   const char* const path = getenv("NOTIFY_SOCKET");
@@ -214,40 +242,28 @@ void NotifyReady() {
          static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length));
 }
 
-// Has the control loop give back, once a second, what was not used for a second.
-Result<UniqueFd> StartTrimming(ControlLoop& loop, Dataplane& dataplane) {
-  UniqueFd timer(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
-  const itimerspec second = {.it_interval = {.tv_sec = 1, .tv_nsec = 0},
-                             .it_value = {.tv_sec = 1, .tv_nsec = 0}};
-  timerfd_settime(timer.get(), 0, &second, nullptr);
-  const int fd = timer.get();
-  const Status watched = loop.Watch(fd, EPOLLIN, [fd, &dataplane](std::uint32_t) {
-    std::uint64_t ticks;
-    (void)!read(fd, &ticks, sizeof ticks);
-    dataplane.TrimMemory();
-  });
-  if (!watched.ok()) return watched;
-  return timer;
-}
-
 int Serve(const Config& config, const UniqueFd& stop_signals) {
   Result<RunDir> run_dir = RunDir::Claim(config.run_dir);
   if (!run_dir.ok()) {
     const bool busy = run_dir.status().code() == Code::kAlreadyExists;
     return Fail(run_dir.status(), busy ? kExitFailure : ExitCode(run_dir.status()));
   }
+  std::optional<EndAtStopSignal> starting(std::in_place, stop_signals);
   Result<std::unique_ptr<Dataplane>> dataplane = Dataplane::Start(config.dataplane);
   if (!dataplane.ok()) return Fail(dataplane.status(), ExitCode(dataplane.status()));
   Manager manager(**dataplane);
   const Status applied = ApplyConfig(config, manager);
   if (!applied.ok()) return Fail(applied, ExitCode(applied));
+  starting.reset();
 
   Result<std::unique_ptr<ControlLoop>> created = ControlLoop::Create();
   if (!created.ok()) return Fail(created.status(), kExitFailure);
   ControlLoop& loop = **created;
   loop.SetHousekeeping([&] { return manager.ReapBindings(); });
-  const Result<UniqueFd> trimming = StartTrimming(loop, **dataplane);
+  // What was not used for a second is given back.
+  Result<Timer> trimming = Timer::Create(loop, [&] { (*dataplane)->TrimMemory(); });
   if (!trimming.ok()) return Fail(trimming.status(), kExitFailure);
+  trimming->Set(kTrimPeriod, kTrimPeriod);
   const auto descriptors = DescriptorServer::Start(loop, manager, run_dir->descriptor_socket());
   if (!descriptors.ok()) return Fail(descriptors.status(), kExitFailure);
 

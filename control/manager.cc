@@ -604,6 +604,8 @@ Result<Manager::Attached> Manager::Attach(SessionId session, std::string_view se
   return Attached{id, *std::move(attachment)};
 }
 
+void Manager::AbandonRxSocket(std::uint64_t id) { LogFailure(EndRxSocket(id).status()); }
+
 Result<Manager::Stream> Manager::BeginStream(const v1::ReceiveRequest& request) {
   const Result<std::uint64_t> id = FindOwnRxSocket(request.rx_socket(), request.session());
   if (!id.ok()) return id.status();

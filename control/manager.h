@@ -85,6 +85,8 @@ class Manager {
   // Errors: kNotFound          no such secret, or used before
   //         kPermissionDenied  another session owns the rx socket
   Result<Attached> Attach(SessionId session, std::string_view secret);
+  // Ends a rx socket that was attached, but could not be handed over.
+  void AbandonRxSocket(std::uint64_t rx_socket);
 
   struct Stream {
     std::uint64_t rx_socket = 0;

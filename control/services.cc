@@ -1,30 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "control/services.h"
 
+#include <fcntl.h>
 #include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
-#include <filesystem>
 #include <future>
 #include <limits>
+#include <optional>
 #include <semaphore>
 #include <string>
-#include <system_error>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "control/listener.h"
+#include "control/log.h"
+#include "control/unique_fd.h"
 #include "rxtoken/v1/binding.grpc.pb.h"
 #include "rxtoken/v1/flow.grpc.pb.h"
 #include "rxtoken/v1/port.grpc.pb.h"
@@ -40,6 +43,7 @@ using std::chrono::seconds;
 constexpr seconds kLongestWait{10};      // for the control loop
 constexpr milliseconds kStopGrace{200};  // for calls that run when the server stops
 constexpr milliseconds kStreamNap{100};  // after which a stream looks whether it is cancelled
+constexpr int kHandshakeTimeoutMs = 10'000;
 constexpr int kMaxStreams = 64;
 constexpr int kMaxThreads = kMaxStreams + 64;  // a stream occupies one, other calls share
 constexpr int kMessagesPerResponse = 64;
@@ -320,33 +324,79 @@ class TokensService final : public v1::Tokens::Service {
   std::atomic<bool> stopping_{false};
 };
 
-// Shuts down every connection to the Unix socket `path` that this process has accepted.
-// gRPC does not close one while it writes to a peer that does not read, and tells nobody its
-// descriptors; the kernel does.
-void CutConnections(const std::string& path) {
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored)) {
-    const int fd = std::stoi(entry.path().filename());
-    sockaddr_un address = {};
-    socklen_t bytes = sizeof(address);
-    if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &bytes) == 0 &&
-        address.sun_family == AF_UNIX && path == address.sun_path) {
-      shutdown(fd, SHUT_RDWR);
-    }
+// The connections that gRPC serves. It tells nobody when one ends, and loses its own listener for
+// good when there are no descriptors left; so we accept, and keep a second descriptor of each, on
+// which we see its end.
+//
+// Thread-safety: the control thread only.
+class ApiConnections {
+ public:
+  explicit ApiConnections(ControlLoop& loop) : loop_(loop) {
+    rlimit limit = {};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    max_ = std::min<std::size_t>(kMaxApiConnections, limit.rlim_cur / 8);
   }
-}
+  ~ApiConnections() {
+    for (const auto& [fd, connection] : connections_) loop_.Unwatch(fd);
+  }
+
+  // True: gRPC may have it.
+  bool Add(int socket, const Credentials& peer) {
+    const auto of_user =
+        std::count_if(connections_.begin(), connections_.end(),
+                      [&](const auto& entry) { return entry.second.peer.uid == peer.uid; });
+    UniqueFd watched(fcntl(socket, F_DUPFD_CLOEXEC, 0));
+    const int fd = watched.get();
+    const bool added =
+        watched.valid() && connections_.size() < max_ &&
+        static_cast<std::size_t>(of_user) < (max_ + 1) / 2 &&
+        loop_.Watch(fd, /*events=*/0, [this, fd](std::uint32_t) { Forget(fd); }).ok();
+    if (added) {
+      connections_.emplace(fd, Connection{std::move(watched), peer});
+    } else if (const auto suppressed = log_limit_.Pass()) {
+      LogWarning("api_connection_refused", {{"reason", "too many connections"},
+                                            {"pid", peer.pid},
+                                            {"uid", peer.uid},
+                                            {"connections", connections_.size()},
+                                            {"suppressed", *suppressed}});
+    }
+    return added;
+  }
+
+  // gRPC does not close one while it writes to a peer that does not read.
+  void CutAll() {
+    for (const auto& [fd, connection] : connections_) shutdown(fd, SHUT_RDWR);
+  }
+
+ private:
+  struct Connection {
+    UniqueFd socket;
+    Credentials peer;
+  };
+
+  void Forget(int fd) {
+    loop_.Unwatch(fd);
+    connections_.erase(fd);
+  }
+
+  ControlLoop& loop_;
+  std::size_t max_ = 0;
+  std::unordered_map<int, Connection> connections_;  // by our descriptor
+  LogLimit log_limit_;
+};
 
 class GrpcServer final : public ApiServer {
  public:
-  GrpcServer(Daemon daemon, std::string path)
-      : path_(std::move(path)),
+  explicit GrpcServer(Daemon daemon)
+      : loop_(daemon.loop),
+        connections_(daemon.loop),
         ports_(daemon),
         bindings_(daemon),
         rx_sockets_(daemon),
         flows_(daemon),
         tokens_(daemon) {}
 
-  Status Listen() {
+  Status Listen(const std::string& path) {
     // Never given back: the last grpc_shutdown() of a process waits up to 10 s for a thread
     // that polls.
     grpc_init();
@@ -355,7 +405,10 @@ class GrpcServer final : public ApiServer {
     grpc::ResourceQuota quota;
     quota.SetMaxThreads(kMaxThreads);
     grpc::ServerBuilder builder;
-    builder.AddListeningPort("unix:" + path_, grpc::InsecureServerCredentials());
+    using Builder = grpc::ServerBuilder::experimental_type;
+    acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
+        Builder::ExternalConnectionType::FROM_FD, grpc::InsecureServerCredentials());
+    builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
     builder.SetResourceQuota(quota);
     builder.RegisterService(&ports_);
     builder.RegisterService(&bindings_);
@@ -363,30 +416,58 @@ class GrpcServer final : public ApiServer {
     builder.RegisterService(&flows_);
     builder.RegisterService(&tokens_);
     server_ = builder.BuildAndStart();
-    if (!server_ || chmod(path_.c_str(), 0660) != 0) {
-      return Status(Code::kFailedPrecondition,
-                    "API socket '" + path_ + "': gRPC cannot listen there");
-    }
-    return Status();
+    if (!server_) return Status(Code::kFailedPrecondition, "gRPC does not start");
+    return OnLoop([&] {
+      auto listener = Listener::Start(
+          loop_, path, SOCK_STREAM,
+          [this](UniqueFd socket, const Credentials& peer) { Serve(std::move(socket), peer); });
+      if (listener.ok()) listener_ = *std::move(listener);
+      return listener.status();
+    });
   }
 
   ~GrpcServer() override {
     if (!server_) return;
     tokens_.Stop();
+    (void)OnLoop([&] {
+      listener_.reset();
+      return Status();
+    });
     server_->GetHealthCheckService()->SetServingStatus(false);
     // Waits for running calls, and cancels them after the grace.
     auto calls_ended = std::async(std::launch::async, [&] {
       server_->Shutdown(std::chrono::system_clock::now() + kStopGrace);
     });
-    if (calls_ended.wait_for(2 * kStopGrace) == std::future_status::timeout) {
-      CutConnections(path_);
-    }
+    const bool cut = calls_ended.wait_for(2 * kStopGrace) == std::future_status::timeout;
+    (void)OnLoop([&] {
+      if (cut) connections_->CutAll();
+      return Status();
+    });
     calls_ended.wait();
     server_->Wait();
+    (void)OnLoop([&] {
+      connections_.reset();
+      return Status();
+    });
   }
 
  private:
-  const std::string path_;
+  template <typename Work>
+  Status OnLoop(Work work) {
+    return loop_.Run(ControlLoop::Clock::time_point::max(), work);
+  }
+
+  void Serve(UniqueFd socket, const Credentials& peer) {
+    if (!connections_->Add(socket.get(), peer)) return;
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+    connection.fd = socket.Release();
+    acceptor_->HandleNewConnection(&connection);
+  }
+
+  ControlLoop& loop_;
+  std::unique_ptr<Listener> listener_;         // on the loop
+  std::optional<ApiConnections> connections_;  // on the loop
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   PortsService ports_;
   BindingsService bindings_;
   RxSocketsService rx_sockets_;
@@ -399,8 +480,8 @@ class GrpcServer final : public ApiServer {
 
 Result<std::unique_ptr<ApiServer>> ApiServer::Start(ControlLoop& loop, Manager& manager,
                                                     const std::string& path) {
-  auto server = std::make_unique<GrpcServer>(Daemon{loop, manager}, path);
-  const Status status = server->Listen();
+  auto server = std::make_unique<GrpcServer>(Daemon{loop, manager});
+  const Status status = server->Listen(path);
   if (!status.ok()) return status;
   return std::unique_ptr<ApiServer>(std::move(server));
 }

@@ -23,6 +23,7 @@ class UniqueFd {
 
   int get() const noexcept { return fd_; }
   bool valid() const noexcept { return fd_ >= 0; }
+  int Release() noexcept { return std::exchange(fd_, -1); }
 
  private:
   int fd_ = -1;

@@ -158,8 +158,9 @@ int RunProgram(const std::vector<std::string>& argv, std::string* output, std::s
   return status;
 }
 
-Daemon::Daemon(const std::vector<std::string>& arguments) {
-  std::vector<std::string> argv = {RXTOKEND, "--run-dir", run_dir_.path()};
+Daemon::Daemon(const std::vector<std::string>& arguments, const std::vector<std::string>& wrapper) {
+  std::vector<std::string> argv = wrapper;
+  argv.insert(argv.end(), {RXTOKEND, "--run-dir", run_dir_.path()});
   argv.insert(argv.end(), arguments.begin(), arguments.end());
   process_ = std::make_unique<Process>(argv);
 

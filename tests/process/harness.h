@@ -83,7 +83,9 @@ int RunProgram(const std::vector<std::string>& argv, std::string* output = nullp
 class Daemon {
  public:
   // Waits until the daemon says that it is ready, or ends: then process().Running() is false.
-  explicit Daemon(const std::vector<std::string>& arguments);
+  // `wrapper` is a program that runs it, with its own arguments: {"setpriv", "--nnp"}.
+  explicit Daemon(const std::vector<std::string>& arguments,
+                  const std::vector<std::string>& wrapper = {});
   ~Daemon();
 
   Process& process() noexcept { return *process_; }

@@ -14,8 +14,9 @@
 //                                          <-     kBuffer     + 1 fd: the buffer, read-only
 //
 // Every message is one AttachMessage; unused fields are zero. The daemon answers each
-// request with one message, in order; a refusal is the answer's kind with `code` not 0 and
-// no descriptor. A message that is not of this form ends the connection.
+// request with one message, which must be read before the next request; a refusal is the
+// answer's kind with `code` not 0 and no descriptor. A message that is not of this form ends
+// the connection, as does one that comes before its time, and 5 to 10 s without kHello.
 //
 // The doorbell is one end of a Unix stream socket: a byte arrives when the application has
 // asked for one (ReturnRing::waiting) and something was published; end of file means that

@@ -2,12 +2,14 @@
 #include "control/descriptor_server.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 
 #include <array>
 #include <cstring>
+#include <deque>
 #include <optional>
 
 #include "tests/unit/control/fake_dataplane.h"
@@ -240,6 +242,38 @@ TEST_F(DescriptorServerTest, APeerThatSendsDescriptorsIsClosed) {
   peer.Hello();
   peer.SendDescriptor(Peer::Message(AttachKind::kMapBuffer), STDIN_FILENO);
   EXPECT_TRUE(peer.closed());
+}
+
+// So that what nobody reads of one session's descriptors does not grow.
+TEST_F(DescriptorServerTest, ASecondRequestBeforeTheAnswerIsReadEndsTheConnection) {
+  Peer peer(*loop_, path_);
+  peer.Hello();
+  for (int i = 0; i < 2; i++) peer.Send(Peer::Message(AttachKind::kMapBuffer));
+  EXPECT_TRUE(peer.closed());
+}
+
+TEST_F(DescriptorServerTest, AConnectionThatSaysNothingIsClosed) {
+  server_.reset();
+  const std::string path = temp_.path() + "/impatient.sock";
+  server_ = DescriptorServer::Start(*loop_, manager_, path, milliseconds(1)).value();
+  Peer silent(*loop_, path);
+  Peer greeted(*loop_, path);
+  greeted.Hello();
+  pollfd closed = {.fd = silent.socket(), .events = POLLIN, .revents = 0};
+  for (int i = 0; i < 10'000 && poll(&closed, 1, 0) == 0; i++) loop_->RunOnce(milliseconds(1));
+  EXPECT_TRUE(silent.closed());
+  EXPECT_TRUE(greeted.MapBuffer(1)) << "it may be silent for ever";
+}
+
+TEST_F(DescriptorServerTest, OneUserHasOnlySoManySilentConnections) {
+  std::deque<Peer> silent;
+  for (int i = 0; i < 64; i++) silent.emplace_back(*loop_, path_).Turn();
+  Peer refused(*loop_, path_);
+  refused.Turn();
+  EXPECT_TRUE(refused.closed());
+  silent.front().Hello();
+  Peer accepted(*loop_, path_);
+  EXPECT_NE(accepted.Hello(), "");
 }
 
 TEST_F(DescriptorServerTest, APeerThatDoesNotReadIsClosed) {
