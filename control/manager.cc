@@ -102,6 +102,16 @@ void SetCounters(const std::array<std::uint64_t, kCount>& counters,
   }
 }
 
+void SetHoldTimes(const std::array<std::uint64_t, kHoldBuckets>& buckets,
+                  google::protobuf::RepeatedPtrField<v1::HoldTime>& times) {
+  for (std::uint32_t i = 0; i < kHoldBuckets; i++) {
+    if (buckets[i] == 0) continue;
+    v1::HoldTime& time = *times.Add();
+    if (i + 1 != kHoldBuckets) time.set_upper_us(HoldClockNs(std::uint32_t{1} << i) / 1000);
+    time.set_count(buckets[i]);
+  }
+}
+
 }  // namespace
 
 // -- ports ------------------------------------------------------------------------------------
@@ -481,7 +491,7 @@ Result<v1::OpenRxSocketResponse> Manager::OpenRxSocket(const v1::OpenRxSocketReq
   LogInfo("rx_socket_opened",
           {{"rx_socket", request.name()}, {"id", *id}, {"session", Number(*session)}});
 
-  Result<v1::RxSocket> message = RxSocketMessage(*id, false);
+  Result<v1::RxSocket> message = RxSocketMessage(*id, false, false);
   if (!message.ok()) return message.status();
   v1::OpenRxSocketResponse response;
   *response.mutable_rx_socket() = std::move(*message);
@@ -515,13 +525,14 @@ Result<std::uint64_t> Manager::EndRxSocket(std::uint64_t id) {
 Result<v1::RxSocket> Manager::GetRxSocket(const v1::GetRxSocketRequest& request) {
   const Result<std::uint64_t> id = FindRxSocket(request.name());
   if (!id.ok()) return id.status();
-  return RxSocketMessage(*id, request.audit());
+  return RxSocketMessage(*id, request.audit(), request.held());
 }
 
-Result<v1::ListRxSocketsResponse> Manager::ListRxSockets() {
+Result<v1::ListRxSocketsResponse> Manager::ListRxSockets(
+    const v1::ListRxSocketsRequest& request) {
   v1::ListRxSocketsResponse response;
   for (const auto& [id, rx_socket] : rx_sockets_) {
-    Result<v1::RxSocket> message = RxSocketMessage(id, false);
+    Result<v1::RxSocket> message = RxSocketMessage(id, false, request.held());
     if (!message.ok()) return message.status();
     *response.add_rx_sockets() = std::move(*message);
   }
@@ -546,7 +557,7 @@ Result<std::uint64_t> Manager::FindOwnRxSocket(const std::string& name,
   return *id;
 }
 
-Result<v1::RxSocket> Manager::RxSocketMessage(std::uint64_t id, bool audit) {
+Result<v1::RxSocket> Manager::RxSocketMessage(std::uint64_t id, bool audit, bool held) {
   const Result<RxSocketInfo> info = dataplane_.GetRxSocket(id, audit);
   if (!info.ok()) return info.status();
   const RxSocket& rx_socket = rx_sockets_[id];
@@ -580,6 +591,31 @@ Result<v1::RxSocket> Manager::RxSocketMessage(std::uint64_t id, bool audit) {
   statistics.set_doorbells(info->doorbells);
   statistics.set_waiting(info->waiting);
   statistics.set_revoked(info->revoked);
+  SetHoldTimes(info->hold_times, *statistics.mutable_hold_times());
+  if (held) {
+    Result<v1::Held> pages = HeldMessage(id);
+    if (!pages.ok()) return pages.status();
+    *statistics.mutable_held() = *std::move(pages);
+  }
+  return message;
+}
+
+Result<v1::Held> Manager::HeldMessage(std::uint64_t rx_socket) {
+  const Result<HeldInfo> info = dataplane_.GetHeld(rx_socket);
+  if (!info.ok()) return info.status();
+  v1::Held message;
+  message.set_oldest_us(info->oldest_ns / 1000);
+  for (const auto& [id, pages] : info->pages) {
+    const Result<BindingInfo> binding = dataplane_.GetBinding(id);
+    if (!binding.ok()) return binding.status();
+    message.set_pages(message.pages() + pages);
+    v1::HeldPages& held = *message.add_bindings();
+    held.set_binding(bindings_[id].name);
+    held.set_pages(pages);
+    held.set_of_pages(binding->pages);
+  }
+  std::stable_sort(message.mutable_bindings()->begin(), message.mutable_bindings()->end(),
+                   [](const auto& a, const auto& b) { return a.pages() > b.pages(); });
   return message;
 }
 

@@ -69,7 +69,7 @@ class Manager {
   Result<v1::OpenRxSocketResponse> OpenRxSocket(const v1::OpenRxSocketRequest& request);
   Result<v1::CloseRxSocketResponse> CloseRxSocket(const v1::CloseRxSocketRequest& request);
   Result<v1::RxSocket> GetRxSocket(const v1::GetRxSocketRequest& request);
-  Result<v1::ListRxSocketsResponse> ListRxSockets();
+  Result<v1::ListRxSocketsResponse> ListRxSockets(const v1::ListRxSocketsRequest& request);
 
   // The id of a rx socket that the session with this key, or nobody, owns.
   // Errors: kNotFound, kPermissionDenied
@@ -173,7 +173,8 @@ class Manager {
 
   v1::Port PortMessage(std::uint32_t port);
   Result<v1::Binding> BindingMessage(std::uint64_t id);
-  Result<v1::RxSocket> RxSocketMessage(std::uint64_t id, bool audit);
+  Result<v1::RxSocket> RxSocketMessage(std::uint64_t id, bool audit, bool held);
+  Result<v1::Held> HeldMessage(std::uint64_t rx_socket);
   v1::Flow FlowMessage(const RuleInfo& info) const;
 
   Status BeginDraining(std::uint64_t id);

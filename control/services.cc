@@ -127,7 +127,7 @@ class RxSocketsService final : public v1::RxSockets::Service {
   RXTOKEN_HANDLER(OpenRxSocket, OpenRxSocketResponse)
   RXTOKEN_HANDLER(CloseRxSocket, CloseRxSocketResponse)
   RXTOKEN_HANDLER(GetRxSocket, RxSocket)
-  RXTOKEN_LIST_HANDLER(ListRxSockets)
+  RXTOKEN_HANDLER(ListRxSockets, ListRxSocketsResponse)
 
  private:
   const Daemon daemon_;

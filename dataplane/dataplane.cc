@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <iterator>
 #include <limits>
 #include <map>
@@ -42,6 +43,11 @@ struct Placement {
            rule.steer_to == other.steer_to;
   }
 };
+
+// By the clock of the workers.
+std::uint64_t NowNs() {
+  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
 
 Status NoSuch(const char* what, std::uint64_t id) {
   return Status(Code::kNotFound, std::string("no ") + what + " with id " + std::to_string(id));
@@ -83,6 +89,7 @@ class DataplaneImpl final : public Dataplane {
   Result<std::uint64_t> CloseRxSocket(std::uint64_t rx_socket) override;
   void TrimMemory() override;
   Result<RxSocketInfo> GetRxSocket(std::uint64_t rx_socket, bool audit) override;
+  Result<HeldInfo> GetHeld(std::uint64_t rx_socket) override;
 
   void ChangeRules(std::span<const std::uint64_t> gone, std::span<const FlowRule> set) override;
   RuleInfo GetRule(std::uint64_t id) override;
@@ -591,10 +598,26 @@ Result<RxSocketInfo> DataplaneImpl::GetRxSocket(std::uint64_t id, bool audit) {
       info.revoked += c.revoked;
       for (std::size_t i = 0; i < kDropReasons; i++) info.drops[i] += c.drops[i];
       for (std::size_t i = 0; i < kRefusals; i++) info.refusals[i] += c.refusals[i];
+      for (std::size_t i = 0; i < kHoldBuckets; i++) info.hold_times[i] += c.hold_times[i];
       if (audit) *info.audited_outstanding += lane.Audit();
     });
   }
   info.slots_in_use = socket.slots().in_use();
+  return info;
+}
+
+Result<HeldInfo> DataplaneImpl::GetHeld(std::uint64_t id) {
+  const auto it = rx_sockets_.find(id);
+  if (it == rx_sockets_.end()) return NoSuch("rx socket", id);
+  HeldInfo info;
+  std::uint32_t oldest = 0;
+  const std::uint32_t now = HoldClock(NowNs());
+  it->second->slots().ForEachHeld(
+      [&](std::uint32_t, std::uint32_t binding, std::uint32_t, std::uint32_t, std::uint32_t since) {
+        info.pages[binding]++;
+        oldest = std::max(oldest, HoldTicks(since, now));
+      });
+  info.oldest_ns = HoldClockNs(oldest);
   return info;
 }
 

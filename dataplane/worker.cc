@@ -504,7 +504,7 @@ void Worker::Lent(RxLane& lane, std::uint32_t fragments) {
   List(lane);
   if (lane.lane.unpublished() >= kLot) {
     lane.lane.Publish();
-    lane.lane.Drain(recycler_);
+    lane.lane.Drain(recycler_, now_ns_);
   }
   lane.lane.PrefetchRing(fragments);
 }
@@ -526,7 +526,7 @@ bool Worker::VisitHolding(std::size_t n) {
   for (n = std::min(n, holding_.size()); n != 0; n--) {
     if (visit_ >= holding_.size()) visit_ = 0;
     RxLane& lane = *holding_[visit_];
-    const bool drained = lane.lane.Drain(recycler_) != 0;
+    const bool drained = lane.lane.Drain(recycler_, now_ns_) != 0;
     busy |= drained;
     if (!lane.waiting.empty()) [[unlikely]]
       busy |= DeliverWaiting(lane);

@@ -59,8 +59,8 @@ MUTATIONS = [
              "if (page >= pages) [[unlikely]]", "if (page > pages) [[unlikely]]",
              "unit/tokens/lane_test.cc:LaneTest.RefusesAPageThatTheBufferDoesNotHave"),
     Mutation("a reservation takes nothing out", "tokens/lane.h",
-             "uref.store(uref.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);",
-             "uref.store(uref.load(std::memory_order_relaxed), std::memory_order_relaxed);",
+             "held.store(held.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);",
+             "held.store(held.load(std::memory_order_relaxed), std::memory_order_relaxed);",
              "model/lane_model_test.cc:LaneModel.RandomSequencesDoWhatTheModelDoes"),
     Mutation("a page's count does not saturate", "tokens/page_table.h",
              "(lent >= kMaxLent - 1 ? kMaxLent : lent + 1)", "(lent + 1)",
@@ -77,8 +77,11 @@ MUTATIONS = [
              "slots_[slot].word.fetch_and(~Bit(worker), std::memory_order_release)",
              "slots_[slot].word.fetch_and(~Bit(worker), std::memory_order_relaxed)",
              "interleave/slot_table_test.cc:SlotTable.GivesASlotToOneBindingAtATime"),
+    Mutation("a slot is given away while it is looked at", "tokens/slot_table.h",
+             "kTaken = kBusy | kRead | kWorkers", "kTaken = kBusy | kWorkers",
+             "unit/tokens/slot_table_test.cc:SlotTableTest.ASlotKeepsItsBindingWhileItIsLookedAt"),
     Mutation("a slot is trimmed although it is used", "tokens/slot_table.h",
-             "if (word != 0 && (word & (kBusy | kWorkers)) == 0 &&", "if (word != 0 &&",
+             "if (word != 0 && (word & kTaken) == 0 &&", "if (word != 0 &&",
              "unit/tokens/slot_table_test.cc:SlotTableTest.TrimsNoSlotThatIsUsedNowOrWasInBetween"),
 ]
 

@@ -32,6 +32,7 @@
 #include "tokens/abi/counters.h"
 #include "tokens/abi/ring.h"
 #include "tokens/abi/token.h"
+#include "tokens/hold_time.h"
 #include "tokens/page_table.h"
 #include "tokens/slot_table.h"
 
@@ -47,6 +48,7 @@ struct LaneCounters {
   std::uint64_t revoked = 0;  // fragments; part of `returned`
   std::array<std::uint64_t, kDropReasons> drops = {};
   std::array<std::uint64_t, kRefusals> refusals = {};
+  std::array<std::uint64_t, kHoldBuckets> hold_times = {};  // of the first token of each lot
 };
 
 // A piece of a message, ready to be lent: the front of its descriptor, without slot and time.
@@ -126,7 +128,8 @@ class Lane {
     // Locals: a store through cells or urefs may alias our members, as far as the compiler
     // knows, and would make it load them again for each fragment.
     std::atomic<std::uint32_t>* const cells = view.cells;
-    std::atomic<std::uint32_t>* const urefs = view.urefs;
+    Uref* const urefs = view.urefs;
+    const std::uint32_t lent_at = HoldClock(time_ns);
     const std::uint32_t owner = PageTable::OwnerBits(worker_);
     const std::uint64_t slot_bits = std::uint64_t{lending_slot_} << (kPageBits + 32);
     const std::uint64_t time_low = time_ns << 32;
@@ -145,7 +148,9 @@ class Lane {
       if (cell - owner >= PageTable::kMaxLent - 1) [[unlikely]]
         taken = Take(table, owner, cell);
       cells[page].store(taken, std::memory_order_relaxed);
-      urefs[page].store(urefs[page].load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+      Uref& uref = urefs[page];
+      uref.count.store(uref.count.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+      uref.lent_at.store(lent_at, std::memory_order_relaxed);
       const std::uint64_t words[2] = {front | slot_bits, back | time_low};
       std::memcpy(static_cast<void*>(&ring[tail & mask]), words, sizeof(words));
       tail++;
@@ -194,10 +199,10 @@ class Lane {
   // ---- returning -------------------------------------------------------------------------
 
   // Takes back at most kDrainTokens of what the application has put into its return ring;
-  // how many tokens were read.
+  // how many tokens were read. `now_ns`: the time, by the clock of Lend().
   static constexpr std::uint32_t kDrainTokens = 256;
   template <Recycler R>
-  std::uint32_t Drain(R& recycler) noexcept {
+  std::uint32_t Drain(R& recycler, std::uint64_t now_ns) noexcept {
     // order: acquire pairs with the application's release: the tokens are there, and its
     // reads of the payload are over.
     const std::uint32_t tail = returns_->tail.load(std::memory_order_acquire);
@@ -217,6 +222,7 @@ class Lane {
     return_head_ += n;
     // order: release: the tokens were read before their place is free.
     descriptors_->return_head.store(return_head_, std::memory_order_release);
+    if (n != 0) SampleHoldTime(tokens[0], now_ns);
     Return(std::span(tokens.data(), n), recycler);
     return n;
   }
@@ -251,7 +257,7 @@ class Lane {
     const std::uint32_t owner = PageTable::OwnerBits(worker_);
     const std::uint32_t cell = view.cells[page].load(std::memory_order_relaxed);
     if (!PageTable::LentBy(owner, cell)) return NotLent(owner, cell);
-    if (view.urefs[page].load(std::memory_order_relaxed) == 0) return Refusal::kNotHeld;
+    if (view.urefs[page].count.load(std::memory_order_relaxed) == 0) return Refusal::kNotHeld;
     return Refusal::kCount;
   }
 
@@ -264,15 +270,15 @@ class Lane {
   Refusal Reserve(std::uint32_t token) noexcept {
     const Refusal refusal = Check(token);
     if (refusal == Refusal::kCount) {
-      std::atomic<std::uint32_t>& uref = UrefOf(token);
-      uref.store(uref.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
+      std::atomic<std::uint32_t>& held = UrefOf(token).count;
+      held.store(held.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
     }
     return refusal;
   }
   void Cancel(std::span<const std::uint32_t> reserved) noexcept {
     for (const std::uint32_t token : reserved) {
-      std::atomic<std::uint32_t>& uref = UrefOf(token);
-      uref.store(uref.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+      std::atomic<std::uint32_t>& held = UrefOf(token).count;
+      held.store(held.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     }
   }
   template <Recycler R>
@@ -378,7 +384,7 @@ class Lane {
       for (std::uint32_t page = 0; page < view.pages; page++) {
         if (PageTable::LentBy(PageTable::OwnerBits(worker_),
                               view.cells[page].load(std::memory_order_relaxed))) {
-          n += view.urefs[page].load(std::memory_order_relaxed);
+          n += view.urefs[page].count.load(std::memory_order_relaxed);
         }
       }
     }
@@ -389,8 +395,15 @@ class Lane {
 
  private:
   // Precondition: Check() accepts the token, or accepted it before it was reserved.
-  std::atomic<std::uint32_t>& UrefOf(std::uint32_t token) const noexcept {
+  Uref& UrefOf(std::uint32_t token) const noexcept {
     return views_[token >> kPageBits].urefs[token & (kMaxPagesPerBuffer - 1)];
+  }
+
+  // One token of each lot is enough to see how long pages are held, and costs next to nothing.
+  void SampleHoldTime(std::uint32_t token, std::uint64_t now_ns) noexcept {
+    if (Check(token) != Refusal::kCount) return;
+    const std::uint32_t lent_at = UrefOf(token).lent_at.load(std::memory_order_relaxed);
+    counters_.hold_times[HoldBucket(HoldTicks(lent_at, HoldClock(now_ns)))]++;
   }
 
   // One slot as this lane sees it.
@@ -398,7 +411,7 @@ class Lane {
     std::uint64_t outstanding = 0;  // fragments lent by this lane
     std::uint32_t pages = 0;
     std::atomic<std::uint32_t>* cells = nullptr;
-    std::atomic<std::uint32_t>* urefs = nullptr;
+    Uref* urefs = nullptr;
     const PageTable* table = nullptr;
   };
 
@@ -450,9 +463,9 @@ class Lane {
         budget--;
         const std::uint32_t cell = view.cells[sweep_page_].load(std::memory_order_relaxed);
         if (!PageTable::LentBy(owner, cell)) continue;
-        const std::uint32_t held = view.urefs[sweep_page_].load(std::memory_order_relaxed);
+        const std::uint32_t held = view.urefs[sweep_page_].count.load(std::memory_order_relaxed);
         if (held == 0) continue;
-        view.urefs[sweep_page_].store(0, std::memory_order_relaxed);
+        view.urefs[sweep_page_].count.store(0, std::memory_order_relaxed);
         view.outstanding -= held;
         counters_.returned += held;
         if (PageTable::Saturated(cell)) continue;
@@ -548,7 +561,7 @@ class Lane {
   std::uint32_t ReturnRun(SlotView& view, std::span<const std::uint32_t> tokens, std::uint32_t slot,
                           std::size_t& i, R& recycler) noexcept {
     std::atomic<std::uint32_t>* const cells = view.cells;
-    std::atomic<std::uint32_t>* const urefs = view.urefs;
+    Uref* const urefs = view.urefs;
     const std::uint32_t pages = view.pages;
     const std::uint32_t owner = PageTable::OwnerBits(worker_);
     const std::uint32_t slot_bits = slot << kPageBits;
@@ -566,16 +579,16 @@ class Lane {
       const std::uint32_t cell = cells[page].load(std::memory_order_relaxed);
       const std::uint32_t lent = cell - owner;  // 1 .. kMaxLent if we have lent it
       if (lent - 1 >= PageTable::kMaxLent - 1) [[unlikely]] {
-        refused += !ReturnRare(owner, cell, urefs[page]);
+        refused += !ReturnRare(owner, cell, urefs[page].count);
         continue;
       }
-      const std::uint32_t held = urefs[page].load(std::memory_order_relaxed);
+      const std::uint32_t held = urefs[page].count.load(std::memory_order_relaxed);
       if (held == 0) [[unlikely]] {
         Refuse(Refusal::kNotHeld);
         refused++;
         continue;
       }
-      urefs[page].store(held - 1, std::memory_order_relaxed);
+      urefs[page].count.store(held - 1, std::memory_order_relaxed);
       cells[page].store(cell - 1, std::memory_order_relaxed);
       if (lent == 1) give(page);
     }

@@ -6,20 +6,20 @@
 // binding it names and which workers have fragments outstanding under it; a slot without
 // such a worker may be given to another binding, the one released longest ago first.
 //
-//   word  63    62          48 47            16 15        0
-//        +-----+--------------+----------------+-----------+
-//        |busy |              | binding        | workers   |
-//        +-----+--------------+----------------+-----------+
+//   word  63    62    61    48 47            16 15        0
+//        +-----+-----+--------+----------------+-----------+
+//        |busy |read |        | binding        | workers   |
+//        +-----+-----+--------+----------------+-----------+
 //
 // Two workers that lend the first page of one binding at the same moment may each take a
 // slot for it. That is harmless: each lane announces its own.
 //
-// Memory: 4 bytes a page of the binding, where lent from, until the slot is given to another
+// Memory: 8 bytes a page of the binding, where lent from, until the slot is given to another
 // binding, forgotten, or unused between two calls of Trim. Outstanding counts that reach zero
 // all the time, as they do under light traffic, cost no system call.
 //
-// Thread-safety: Acquire, Rejoin and Release by any worker; Trim by the control thread, and
-//                Forget too, once no lane knows the binding any more.
+// Thread-safety: Acquire, Rejoin and Release by any worker; Trim and ForEachHeld by the control
+//                thread, and Forget too, once no lane knows the binding any more.
 #pragma once
 
 #include <array>
@@ -30,11 +30,18 @@
 
 #include "tokens/abi/limits.h"
 #include "tokens/demand_zero.h"
+#include "tokens/hold_time.h"
 #include "tokens/page_table.h"
 
 namespace rxtoken {
 
-using UrefArray = DemandZeroArray<std::atomic<std::uint32_t>>;
+// What a rx socket holds of one page. Written by the page's owner, read by anyone.
+struct Uref {
+  std::atomic<std::uint32_t> count;    // fragments
+  std::atomic<std::uint32_t> lent_at;  // HoldClock() when the last of them arrived
+};
+
+using UrefArray = DemandZeroArray<Uref>;
 
 class SlotTable {
  public:
@@ -63,7 +70,7 @@ class SlotTable {
       std::uint64_t oldest_release = 0;
       for (std::uint32_t slot = 0; slot < kSlotsPerRxSocket; slot++) {
         const std::uint64_t word = slots_[slot].word.load(std::memory_order_relaxed);
-        if ((word & (kBusy | kWorkers)) != 0) continue;
+        if ((word & kTaken) != 0) continue;
         const std::uint64_t released = slots_[slot].released.load(std::memory_order_relaxed);
         if (!oldest || released < oldest_release) {
           oldest = slot;
@@ -96,17 +103,40 @@ class SlotTable {
     for (Slot& slot : slots_) {
       const std::uint64_t word = slot.word.load(std::memory_order_relaxed);
       const std::uint64_t released = slot.released.load(std::memory_order_relaxed);
-      if (word != 0 && (word & (kBusy | kWorkers)) == 0 && released == slot.released_at_trim) {
+      if (word != 0 && (word & kTaken) == 0 && released == slot.released_at_trim) {
         Empty(slot, word);
       }
       slot.released_at_trim = released;
     }
   }
 
-  // Valid while `worker` has the slot in use.
-  std::atomic<std::uint32_t>* urefs(std::uint32_t slot) const noexcept {
-    return slots_[slot].urefs.data();
+  // Calls f(slot, binding, page, count, lent_at) for every page that is held, while workers go on
+  // lending and taking back. A slot keeps its binding while it is looked at.
+  template <typename F>
+  void ForEachHeld(F f) {
+    for (std::uint32_t slot = 0; slot < kSlotsPerRxSocket; slot++) {
+      Slot& s = slots_[slot];
+      std::uint64_t word = s.word.load(std::memory_order_relaxed);
+      // order: acquire pairs with the release in Take(): the uref array is there.
+      while ((word & kWorkers) != 0 &&
+             !s.word.compare_exchange_weak(word, word | kRead, std::memory_order_acquire,
+                                           std::memory_order_relaxed)) {
+      }
+      if ((word & kWorkers) == 0) continue;
+      for (std::uint32_t page = 0; page < s.urefs.size(); page++) {
+        const std::uint32_t count = s.urefs[page].count.load(std::memory_order_relaxed);
+        if (count == 0) continue;
+        f(slot, Binding(word), page, count, s.urefs[page].lent_at.load(std::memory_order_relaxed));
+      }
+      // order: release pairs with the acquire in Take(): our reads come before the array goes.
+      word = s.word.fetch_and(~kRead, std::memory_order_release);
+      // Who wanted the slot meanwhile waits for the next release of any.
+      if ((word & kWorkers) == 0) releases_.fetch_add(1, std::memory_order_relaxed);
+    }
   }
+
+  // Valid while `worker` has the slot in use.
+  Uref* urefs(std::uint32_t slot) const noexcept { return slots_[slot].urefs.data(); }
 
   std::uint64_t releases() const noexcept { return releases_.load(std::memory_order_relaxed); }
 
@@ -120,7 +150,9 @@ class SlotTable {
 
  private:
   static constexpr std::uint64_t kBusy = std::uint64_t{1} << 63;
+  static constexpr std::uint64_t kRead = std::uint64_t{1} << 62;
   static constexpr std::uint64_t kWorkers = 0xFFFF;
+  static constexpr std::uint64_t kTaken = kBusy | kRead | kWorkers;
   static_assert(kMaxWorkers <= 16);
 
   struct Slot {
@@ -156,7 +188,7 @@ class SlotTable {
             UrefArray& urefs) noexcept {
     Slot& s = slots_[slot];
     std::uint64_t word = s.word.load(std::memory_order_relaxed);
-    if ((word & (kBusy | kWorkers)) != 0) return false;
+    if ((word & kTaken) != 0) return false;
     // order: acquire pairs with the release of the last user: nobody uses the old urefs.
     if (!s.word.compare_exchange_strong(word, kBusy, std::memory_order_acquire,
                                         std::memory_order_relaxed)) {

@@ -5,14 +5,17 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <csignal>
 #include <future>
+#include <iomanip>
 #include <iostream>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
 #include <vector>
 
 #include "rxtoken/v1/binding.grpc.pb.h"
@@ -492,6 +495,73 @@ void AddSocket(CLI::App& app, Ctl& ctl) {
       "Also count what is outstanding page by page; receiving stands still meanwhile");
 }
 
+// ---- holders -----------------------------------------------------------------------------
+
+std::string Percent(std::uint64_t part, std::uint64_t whole) {
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(1) << 100.0 * static_cast<double>(part) / whole << '%';
+  return text.str();
+}
+
+// The time for less than which `percent` of the sample was held. Empty if there is none.
+std::string HoldTimeOf(const v1::RxSocketStatistics& statistics, std::uint64_t percent) {
+  std::uint64_t all = 0;
+  for (const v1::HoldTime& time : statistics.hold_times()) all += time.count();
+  std::uint64_t counted = 0;
+  for (const v1::HoldTime& time : statistics.hold_times()) {
+    counted += time.count();
+    if (counted * 100 < all * percent) continue;
+    return time.has_upper_us() ? std::to_string(time.upper_us()) : "more";
+  }
+  return "";
+}
+
+Table HolderTable(const auto& rx_sockets) {
+  Table table({"RX_SOCKET", "PAGES", "OLDEST_MS", "P50_US", "P99_US", "OF"});
+  for (const v1::RxSocket& rx_socket : rx_sockets) {
+    const v1::RxSocketStatistics& statistics = rx_socket.statistics();
+    const v1::Held& held = statistics.held();
+    table.Add(rx_socket.name(), held.pages(), held.oldest_us() / 1000, HoldTimeOf(statistics, 50),
+              HoldTimeOf(statistics, 99), Joined(held.bindings(), [](const v1::HeldPages& pages) {
+                return pages.binding() + "=" + Percent(pages.pages(), pages.of_pages());
+              }));
+  }
+  return table;
+}
+
+int Holders(const Ctl& ctl, int top) {
+  v1::ListRxSocketsRequest request;
+  request.set_held(true);
+  v1::ListRxSocketsResponse response;
+  const Status status = Call(ctl, &v1::RxSockets::Stub::ListRxSockets, request, &response);
+  if (!status.ok()) return Fail(status);
+  auto& holders = *response.mutable_rx_sockets();
+  std::stable_sort(holders.begin(), holders.end(), [](const auto& a, const auto& b) {
+    return a.statistics().held().pages() > b.statistics().held().pages();
+  });
+  if (holders.size() > top) holders.DeleteSubrange(top, holders.size() - top);
+  if (ctl.json) {
+    std::cout << ToJson(response);
+  } else {
+    std::cout << HolderTable(holders);
+  }
+  return kDone;
+}
+
+void AddHolders(CLI::App& app, Ctl& ctl) {
+  CLI::App& verb = AddVerb(app, "holders", "Which rx sockets hold how much of which binding",
+                           "holders --top 5");
+  verb.footer(
+      "OLDEST_MS is how long the oldest page is held, P50_US and P99_US for how long at most half\n"
+      "and 99 of 100 of those were that have come back, and OF what part of each binding it holds.\n"
+      "Example: rxtokenctl holders --top 5");
+  const auto top = std::make_shared<int>(10);
+  verb.add_option("--top", *top, "How many, those with most pages first [10]")
+      ->check(Between(1, std::numeric_limits<int>::max()))
+      ->option_text("N");
+  verb.callback([&ctl, top] { ctl.verb = [&ctl, top] { return Holders(ctl, *top); }; });
+}
+
 void ShowFlow(const v1::Flow& flow) { std::cout << FlowTable(std::array{flow}); }
 
 void AddFlow(CLI::App& app, Ctl& ctl) {
@@ -731,6 +801,7 @@ int Main(int argc, char** argv) {
   AddPort(app, ctl);
   AddBinding(app, ctl);
   AddSocket(app, ctl);
+  AddHolders(app, ctl);
   AddFlow(app, ctl);
   AddReturn(app, ctl);
   AddStats(app, ctl);

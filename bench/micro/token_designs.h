@@ -128,7 +128,7 @@ class Ours {
     LendAll({&last, 1}, &token);
     for (std::uint32_t at = 0; at < pages; at += 1024) {
       table_.cells()[at].store(0, std::memory_order_relaxed);
-      slots_.urefs(0)[at].store(0, std::memory_order_relaxed);
+      slots_.urefs(0)[at].count.store(0, std::memory_order_relaxed);
     }
     Return(last);
     std::array<Descriptor, kMaxBatch> read;
@@ -165,7 +165,7 @@ class Ours {
   template <typename Give>
   void Drain(Give&& give) noexcept {
     Recycle<Give> recycle{give};
-    lane_->Drain(recycle);
+    lane_->Drain(recycle, 0);
   }
 
   std::uint32_t Return(Token token) noexcept {

@@ -94,7 +94,7 @@ extern "C" {
 }
 
 [[gnu::noinline]] std::uint32_t lane_drain(Lane& lane, PoolRecycler& recycler) {
-  return lane.Drain(recycler);
+  return lane.Drain(recycler, 0);
 }
 
 [[gnu::noinline]] std::uint64_t bare_lend(DescriptorRing* ring, std::uint32_t tail,

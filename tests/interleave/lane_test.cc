@@ -107,12 +107,12 @@ void RoundAndRound(Scenario& scenario) {
     for (int i = 0; i < kMessages; i++) {
       const auto page = static_cast<std::uint32_t>(i) % kPages;
       while (me.recycler.back[page] < static_cast<std::uint32_t>(i) / kPages) {
-        if (me.lane.Drain(me.recycler) == 0) Yield();
+        if (me.lane.Drain(me.recycler, 0) == 0) Yield();
       }
       state.Lend(me, page, i);
     }
     while (me.lane.outstanding() != 0) {
-      if (me.lane.Drain(me.recycler) == 0) Yield();
+      if (me.lane.Drain(me.recycler, 0) == 0) Yield();
     }
   });
   scenario.Thread([&] {
@@ -158,7 +158,7 @@ void Sleep(Scenario& scenario, Worker worker) {
     }
     while (me.lane.outstanding() != 0) {
       if (worker != Worker::kAsksOnce) state.Ring(me, late);
-      if (me.lane.Drain(me.recycler) == 0) Yield();
+      if (me.lane.Drain(me.recycler, 0) == 0) Yield();
     }
   });
   scenario.Thread([&state] {
@@ -205,11 +205,11 @@ TEST(Lane, SweepsWhatAnApplicationStillHolds) {
     scenario.Thread([&] {
       auto& me = state.first;
       for (std::uint32_t page = 0; page < kPages; page++) state.Lend(me, page, 0);
-      me.lane.Drain(me.recycler);
+      me.lane.Drain(me.recycler, 0);
       me.lane.Close(CloseReason::kClosed);
       while (!me.lane.Sweep(1, me.recycler)) {
       }
-      me.lane.Drain(me.recycler);
+      me.lane.Drain(me.recycler, 0);
     });
     scenario.Thread([&] {
       auto& me = state.first;

@@ -42,10 +42,10 @@ struct OneFreeSlot {
 
   // Lends a page and takes it back.
   void Use(std::uint32_t slot, std::uint32_t page) {
-    std::atomic<std::uint32_t>* const urefs = slots.urefs(slot);
+    Uref* const urefs = slots.urefs(slot);
     for (const std::uint32_t uref : {0u, 1u}) {
-      Check(urefs[page].load(std::memory_order_relaxed) == uref, "urefs are what we left");
-      urefs[page].store(uref ^ 1, std::memory_order_relaxed);
+      Check(urefs[page].count.load(std::memory_order_relaxed) == uref, "urefs are what we left");
+      urefs[page].count.store(uref ^ 1, std::memory_order_relaxed);
     }
   }
 };
@@ -112,6 +112,28 @@ TEST(SlotTable, IsSharedByWorkersOfABindingUntilItIsForgotten) {
       const std::uint32_t slot = state.Acquire(2, 1);
       state.Use(slot, 0);
       state.slots.Release(slot, 2);
+    });
+  });
+
+  EXPECT_EQ(outcome.failure, "");
+}
+
+// Whoever looks at what is held reads urefs that are there, and of the binding it is told.
+TEST(SlotTable, CanBeLookedAtWhileSlotsChangeHands) {
+  const Outcome outcome = Explore({.deviations = 1, .random = 500}, [](Scenario& scenario) {
+    auto& state = scenario.Make<OneFreeSlot>();
+    for (std::uint32_t worker = 0; worker < 2; worker++) {
+      scenario.Thread([&state, worker] {
+        const std::uint32_t slot = state.Acquire(worker, worker);
+        state.Use(slot, worker);
+        state.slots.Release(slot, worker);
+      });
+    }
+    scenario.Thread([&] {
+      state.slots.ForEachHeld([&](std::uint32_t, std::uint32_t binding, std::uint32_t page,
+                                  std::uint32_t count, std::uint32_t) {
+        Check(binding == page + 1 && count == 1, "what is held, of the binding whose slot it is");
+      });
     });
   });
 

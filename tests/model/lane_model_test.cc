@@ -531,7 +531,7 @@ class World {
       }
     }
     log_ << " drain " << tokens.size();
-    if (from.lane.Drain(recycler_) != tokens.size()) Differ("number of drained tokens");
+    if (from.lane.Drain(recycler_, 0) != tokens.size()) Differ("number of drained tokens");
     ExpectReturn(from, tokens);
     if (from.rings.descriptors()->return_head != tail) Differ("the return ring's head");
   }
@@ -768,7 +768,7 @@ class World {
       for (std::uint32_t page = 0; page < binding->pages.size(); page++) {
         const auto it = held.find(Token(slot, page));
         const std::uint32_t expected = it == held.end() ? 0 : it->second;
-        if (rx_socket.slots.urefs(slot)[page] != expected) Differ("a uref");
+        if (rx_socket.slots.urefs(slot)[page].count != expected) Differ("a uref");
       }
     }
   }

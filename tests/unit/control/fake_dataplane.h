@@ -113,6 +113,7 @@ class FakeDataplane : public Dataplane {
     info.page_bytes = buffers.at(binding).options.page_bytes;
     if (!info.draining) info.queues = buffers.at(binding).options.queues;
     info.frames_per_page = buffers.at(binding).options.frames_per_page;
+    info.pages = static_cast<std::uint32_t>(info.buffer_bytes / info.page_bytes);
     info.saturated_pages = 11;
     return info;
   }
@@ -168,8 +169,11 @@ class FakeDataplane : public Dataplane {
     if (audit) info.audited_outstanding = 3;
     info.waiting = 4;
     info.revoked = 5;
+    info.hold_times[2] = 6;
+    info.hold_times[kHoldBuckets - 1] = 1;
     return info;
   }
+  Result<HeldInfo> GetHeld(std::uint64_t) override { return held; }
 
   void ChangeRules(std::span<const std::uint64_t> gone, std::span<const FlowRule> set) override {
     for (const std::uint64_t id : gone) {
@@ -265,6 +269,7 @@ class FakeDataplane : public Dataplane {
 
   std::map<std::uint64_t, Buffer> buffers;
   std::map<std::uint64_t, Socket> sockets;
+  HeldInfo held;  // of every rx socket
   std::vector<FlowRule> rules;
   std::set<std::uint64_t> drained;  // bindings whose pages are all back
   std::vector<std::pair<std::uint32_t, std::uint32_t>> returned;

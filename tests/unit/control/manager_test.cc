@@ -275,7 +275,35 @@ TEST_F(ManagerTest, ARxSocketIsOpenedWithItsOptions) {
   ASSERT_TRUE(Unbind("b").ok());
   dataplane_.drained.insert(b);
   manager_.ReapBindings();
-  EXPECT_THAT(manager_.ListRxSockets()->rx_sockets(0).bindings(), ElementsAre("a"));
+  EXPECT_THAT(manager_.ListRxSockets({})->rx_sockets(0).bindings(), ElementsAre("a"));
+}
+
+TEST_F(ManagerTest, SaysOnRequestWhatARxSocketHolds) {
+  const std::uint64_t a = Bind("a", 0)->id();
+  const std::uint64_t b = Bind("b", 1)->id();
+  ASSERT_TRUE(Open("s").ok());
+  dataplane_.held = {.pages = {{a, 3}, {b, 100}}, .oldest_ns = 5'000'999};
+  v1::GetRxSocketRequest request;
+  request.set_name("s");
+  EXPECT_FALSE(manager_.GetRxSocket(request)->statistics().has_held());
+
+  request.set_held(true);
+  const v1::RxSocketStatistics statistics = manager_.GetRxSocket(request)->statistics();
+
+  const v1::Held& held = statistics.held();
+  EXPECT_EQ(held.pages(), 103u);
+  EXPECT_EQ(held.oldest_us(), 5000u);
+  ASSERT_EQ(held.bindings_size(), 2);
+  EXPECT_EQ(held.bindings(0).binding(), "b");
+  EXPECT_EQ(held.bindings(0).pages(), 100u);
+  EXPECT_EQ(held.bindings(0).of_pages(), dataplane_.GetBinding(b)->pages);
+  ASSERT_EQ(statistics.hold_times_size(), 2);
+  EXPECT_EQ(statistics.hold_times(0).upper_us(), 262u);
+  EXPECT_EQ(statistics.hold_times(0).count(), 6u);
+  EXPECT_FALSE(statistics.hold_times(1).has_upper_us());
+  v1::ListRxSocketsRequest list;
+  list.set_held(true);
+  EXPECT_EQ(manager_.ListRxSockets(list)->rx_sockets(0).statistics().held().pages(), 103u);
 }
 
 TEST_F(ManagerTest, ARxSocketMayNotNameABindingThatIsDraining) {

@@ -73,7 +73,7 @@ class LaneTest : public testing::Test {
   std::uint32_t Return(std::initializer_list<std::uint32_t> tokens, std::uint32_t worker = 0) {
     return lane(worker).Return(std::span(tokens), recycler_);
   }
-  std::uint32_t Drain(std::uint32_t worker = 0) { return lane(worker).Drain(recycler_); }
+  std::uint32_t Drain(std::uint32_t worker = 0) { return lane(worker).Drain(recycler_, 0); }
 
   State Snapshot() {
     State state = {.outstanding = lane(0).outstanding() + lane(1).outstanding(),
@@ -87,7 +87,7 @@ class LaneTest : public testing::Test {
       state.cells.push_back(table_.cells()[page]);
       for (std::uint32_t slot = 0; slot < kSlotsPerRxSocket; slot++) {
         if (socket_.slots.urefs(slot) != nullptr) {
-          state.urefs.push_back(socket_.slots.urefs(slot)[page]);
+          state.urefs.push_back(socket_.slots.urefs(slot)[page].count);
         }
       }
     }
@@ -508,13 +508,13 @@ TEST_F(LaneTest, RefusesAPageThatAnotherWorkerIsAboutToLend) {
   // can see while worker 1 lends: the cell as it was, the uref as it will be.
   Lend(table_, {Item(2), Item(3)}, kTime, 0);
   ASSERT_EQ(Return({Token(0, 2)}), 1u);
-  socket_.slots.urefs(0)[2].store(1);
+  socket_.slots.urefs(0)[2].count.store(1);
 
   ExpectRefused(Token(0, 2), Refusal::kNotHeld);
   EXPECT_EQ(lane().Audit(), 1u);
   EXPECT_TRUE(lane().Sweep(1000, recycler_));
 
-  EXPECT_EQ(socket_.slots.urefs(0)[2].load(), 1u);
+  EXPECT_EQ(socket_.slots.urefs(0)[2].count.load(), 1u);
   EXPECT_EQ(table_.cells()[2].load(), PageTable::OwnerBits(0));
   EXPECT_THAT(recycler_.pages(7), ElementsAre(2, 3)) << "2 once, by its return";
 }
@@ -524,9 +524,9 @@ TEST_F(LaneTest, DrainsNoMoreThanItsLimitAtATime) {
   std::vector<std::uint32_t> tokens(400, Token(3, 1));
   ASSERT_EQ(socket.readers[0].Return(tokens), 400u);
 
-  EXPECT_EQ(socket.lanes[0]->Drain(recycler_), Lane::kDrainTokens);
-  EXPECT_EQ(socket.lanes[0]->Drain(recycler_), 400 - Lane::kDrainTokens);
-  EXPECT_EQ(socket.lanes[0]->Drain(recycler_), 0u);
+  EXPECT_EQ(socket.lanes[0]->Drain(recycler_, 0), Lane::kDrainTokens);
+  EXPECT_EQ(socket.lanes[0]->Drain(recycler_, 0), 400 - Lane::kDrainTokens);
+  EXPECT_EQ(socket.lanes[0]->Drain(recycler_, 0), 0u);
   EXPECT_EQ(Refused(*socket.lanes[0], Refusal::kSlotNotInUse), 400u);
 }
 
@@ -538,6 +538,27 @@ TEST_F(LaneTest, DrainingMakesRoomForMoreReturns) {
   EXPECT_EQ(Drain(), kEntries);
 
   EXPECT_EQ(reader().Return(tokens), kEntries);
+}
+
+TEST_F(LaneTest, SamplesForHowLongThePagesOfALotWereHeld) {
+  constexpr std::uint64_t kTick = HoldClockNs(1);
+  Lend(table_, {Item(1), Item(2)}, 10 * kTick);
+  Lend(table_, {Item(3)}, 12 * kTick);
+  const auto drain = [&](std::initializer_list<std::uint32_t> tokens, std::uint64_t now) {
+    EXPECT_EQ(reader().Return(std::span(tokens)), tokens.size());
+    EXPECT_EQ(lane().Drain(recycler_, now), tokens.size());
+  };
+
+  drain({Token(0, 1), Token(0, 2)}, 15 * kTick);
+  drain({Token(0, 3)}, 13 * kTick - 1);
+  drain({Token(0, 3)}, 13 * kTick);  // is refused
+
+  std::array<std::uint64_t, kHoldBuckets> expected = {};
+  expected[3] = 1;  // 5 ticks
+  expected[0] = 1;
+  EXPECT_EQ(lane().counters().hold_times, expected);
+  EXPECT_EQ(HoldBucket(1), 1u);
+  EXPECT_EQ(HoldBucket(0xFFFF'FFFF), kHoldBuckets - 1);
 }
 
 TEST_F(LaneTest, RefusesATailThatIsFurtherAheadThanTheRingIsLong) {
@@ -673,7 +694,7 @@ TEST_F(LaneSlotTest, UsesTheUrefsOfToday) {
 
   ASSERT_EQ(LendFrom(1, 0), slot);
 
-  EXPECT_EQ(socket_.slots.urefs(slot)[1].load(), 1u);
+  EXPECT_EQ(socket_.slots.urefs(slot)[1].count.load(), 1u);
   EXPECT_EQ(Return({Token(slot, 1)}), 1u);
 }
 
@@ -706,7 +727,7 @@ TEST_F(LaneTest, SweepTakesEverythingBack) {
   EXPECT_EQ(socket_.slots.in_use(), 0u);
   for (std::uint32_t page = 0; page < kPages; page++) {
     EXPECT_EQ(PageTable::Lent(table_.cells()[page]), 0u);
-    EXPECT_EQ(socket_.slots.urefs(0)[page], 0u);
+    EXPECT_EQ(socket_.slots.urefs(0)[page].count, 0u);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
@@ -58,7 +59,7 @@ TEST_F(SlotTableTest, GivesEachBindingASlotOfItsOwn) {
 TEST_F(SlotTableTest, GivesUrefsThatAreZero) {
   const std::uint32_t slot = Acquire(1).value();
 
-  for (std::uint32_t page = 0; page < kPages; page++) EXPECT_EQ(slots_.urefs(slot)[page], 0u);
+  for (std::uint32_t page = 0; page < kPages; page++) EXPECT_EQ(slots_.urefs(slot)[page].count, 0u);
 }
 
 TEST_F(SlotTableTest, RefusesTheThirtyThirdBinding) {
@@ -106,9 +107,9 @@ TEST_F(SlotTableTest, ReusesTheSlotReleasedLongestAgo) {
 
 TEST_F(SlotTableTest, RejoinsASlotThatStillNamesTheBinding) {
   const std::uint32_t slot = Acquire(1).value();
-  slots_.urefs(slot)[3] = 1;
-  slots_.urefs(slot)[3] = 0;
-  std::atomic<std::uint32_t>* const urefs = slots_.urefs(slot);
+  slots_.urefs(slot)[3].count = 1;
+  slots_.urefs(slot)[3].count = 0;
+  Uref* const urefs = slots_.urefs(slot);
   slots_.Release(slot, kWorker);
 
   EXPECT_TRUE(slots_.Rejoin(slot, kWorker, 1));
@@ -128,12 +129,12 @@ TEST_F(SlotTableTest, DoesNotRejoinASlotThatNamesAnotherBinding) {
 
 TEST_F(SlotTableTest, GivesAReusedSlotFreshUrefs) {
   const std::vector<std::uint32_t> slots = AcquireAll();
-  slots_.urefs(slots[0])[5] = 77;  // must not happen; must not be inherited either
+  slots_.urefs(slots[0])[5].count = 77;  // must not happen; must not be inherited either
   slots_.Release(slots[0], kWorker);
 
   ASSERT_EQ(Acquire(33), slots[0]);
 
-  EXPECT_EQ(slots_.urefs(slots[0])[5], 0u);
+  EXPECT_EQ(slots_.urefs(slots[0])[5].count, 0u);
 }
 
 TEST_F(SlotTableTest, ForgetsABindingAndTheMemoryOfItsUrefs) {
@@ -185,7 +186,7 @@ TEST_F(SlotTableTest, TrimsASlotThatIsNotUsedFromOneCallToTheNext) {
   EXPECT_EQ(slots_.urefs(slot), nullptr);
   EXPECT_FALSE(slots_.Rejoin(slot, kWorker, 1));
   const std::uint32_t again = Acquire(1).value();
-  EXPECT_EQ(slots_.urefs(again)[0], 0u);
+  EXPECT_EQ(slots_.urefs(again)[0].count, 0u);
 }
 
 TEST_F(SlotTableTest, TrimsNoSlotThatIsUsedNowOrWasInBetween) {
@@ -199,6 +200,46 @@ TEST_F(SlotTableTest, TrimsNoSlotThatIsUsedNowOrWasInBetween) {
     ASSERT_TRUE(slots_.Rejoin(was_used, kWorker, 2));
     slots_.Release(was_used, kWorker);
   }
+}
+
+TEST_F(SlotTableTest, ShowsWhatIsHeldOfSlotsThatAreInUse) {
+  const std::uint32_t first = Acquire(1).value();
+  const std::uint32_t second = Acquire(2, kOther).value();
+  const std::uint32_t unused = Acquire(3).value();
+  const auto hold = [&](std::uint32_t slot, std::uint32_t page, std::uint32_t count) {
+    slots_.urefs(slot)[page].count = count;
+    slots_.urefs(slot)[page].lent_at = 100 * slot + page;
+  };
+  hold(first, 3, 1);
+  hold(first, kPages - 1, 2);
+  hold(second, 0, 7);
+  hold(unused, 1, 1);
+  slots_.Release(unused, kWorker);
+  using Held = std::array<std::uint32_t, 5>;
+  std::vector<Held> held;
+
+  slots_.ForEachHeld([&](auto... each) { held.push_back(Held{each...}); });
+
+  EXPECT_EQ(held, (std::vector<Held>{{first, 1, 3, 1, 100 * first + 3},
+                                     {first, 1, kPages - 1, 2, 100 * first + kPages - 1},
+                                     {second, 2, 0, 7, 100 * second}}));
+}
+
+TEST_F(SlotTableTest, ASlotKeepsItsBindingWhileItIsLookedAt) {
+  const std::vector<std::uint32_t> slots = AcquireAll();
+  slots_.urefs(slots[6])[3].count = 1;
+  const std::uint64_t releases = slots_.releases();
+
+  slots_.ForEachHeld([&](std::uint32_t slot, auto...) {
+    EXPECT_EQ(slot, slots[6]);
+    slots_.Release(slot, kWorker);
+    EXPECT_EQ(Acquire(33), std::nullopt);
+    EXPECT_TRUE(slots_.Rejoin(slot, kOther, 7));
+    slots_.Release(slot, kOther);
+  });
+
+  EXPECT_EQ(slots_.releases(), releases + 3) << "who waits for a slot looks again";
+  EXPECT_EQ(Acquire(33), slots[6]);
 }
 
 TEST_F(SlotTableTest, RefusesABindingWhoseUrefsFindNoMemory) {

@@ -150,9 +150,9 @@ TEST(SlotTableStress, ASlotNamesOneBindingAsLongAsItIsInUse) {
       std::vector<Use> uses;
       const auto release = [&](std::size_t i) {
         // Each worker writes to pages of its own.
-        std::atomic<std::uint32_t>* const urefs = slots.urefs(uses[i].slot);
-        wrong += urefs[w * 1024].load(std::memory_order_relaxed) != uses[i].binding;
-        urefs[w * 1024].store(0, std::memory_order_relaxed);
+        Uref* const urefs = slots.urefs(uses[i].slot);
+        wrong += urefs[w * 1024].count.load(std::memory_order_relaxed) != uses[i].binding;
+        urefs[w * 1024].count.store(0, std::memory_order_relaxed);
         wrong += names[uses[i].slot].load(std::memory_order_relaxed) != uses[i].binding;
         slots.Release(uses[i].slot, w);
         uses[i] = uses.back();
@@ -175,9 +175,9 @@ TEST(SlotTableStress, ASlotNamesOneBindingAsLongAsItIsInUse) {
           }
           // All who use it at the same time say the same.
           names[*slot].store(binding, std::memory_order_relaxed);
-          std::atomic<std::uint32_t>* const urefs = slots.urefs(*slot);
-          wrong += urefs[w * 1024].load(std::memory_order_relaxed) != 0;
-          urefs[w * 1024].store(binding, std::memory_order_relaxed);
+          Uref* const urefs = slots.urefs(*slot);
+          wrong += urefs[w * 1024].count.load(std::memory_order_relaxed) != 0;
+          urefs[w * 1024].count.store(binding, std::memory_order_relaxed);
           uses.push_back({*slot, binding});
         } else if (!uses.empty()) {
           release(random.Below(static_cast<std::uint32_t>(uses.size())));
@@ -211,9 +211,9 @@ TEST(SlotTableStress, ForgettingABindingSparesTheSlotsThatWorkersTake) {
     for (std::uint32_t round = 0; round < rounds; round++) {
       const PageTable table(next.load(), kPages, nullptr);
       const std::uint32_t slot = slots.Acquire(0, table).value();
-      slots.urefs(slot)[round % kPages].store(1, std::memory_order_relaxed);
+      slots.urefs(slot)[round % kPages].count.store(1, std::memory_order_relaxed);
       wrong += slots.in_use() != 1;
-      wrong += slots.urefs(slot)[round % kPages].load(std::memory_order_relaxed) != 1;
+      wrong += slots.urefs(slot)[round % kPages].count.load(std::memory_order_relaxed) != 1;
       slots.Release(slot, 0);
       // order: release: done with this binding, which may be forgotten now.
       next.store(table.binding() + 1, std::memory_order_release);
@@ -302,7 +302,7 @@ TEST(LaneStress, TheApplicationReadsWhatWasLent) {
       ASSERT_TRUE(lane.Lend(table, items, number << 28));
       lane.Publish();
     }
-    if (lane.Drain(recycler) == 0 && items.empty()) std::this_thread::yield();
+    if (lane.Drain(recycler, 0) == 0 && items.empty()) std::this_thread::yield();
     free.insert(free.end(), recycler.pages(1).begin(), recycler.pages(1).end());
     recycler.Clear();
   }
@@ -377,7 +377,7 @@ TEST(LaneStress, ForgedReturnsDoNotHarmPagesThatChangeWorkers) {
             recycler.run(*page);
           }
         }
-        if (lanes[w]->Drain(recycler) == 0 && !page) std::this_thread::yield();
+        if (lanes[w]->Drain(recycler, 0) == 0 && !page) std::this_thread::yield();
       }
       lanes[w]->Sweep(~0u, recycler);
       working--;
