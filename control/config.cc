@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "control/config.h"
 
+#include <grp.h>
+#include <pwd.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
@@ -294,22 +296,24 @@ v1::OpenRxSocketRequest ReadRxSocket(const Value& value) {
   return rx_socket;
 }
 
+v1::Match ReadMatch(const Value& value) {
+  v1::Match match;
+  value.Map(
+      {{"port", [&](Value v) { match.set_port(v.Text()); }},
+       {"queue", [&](Value v) { match.set_queue(v.Number32(0, kMaxQueues - 1)); }},
+       {"vlan", [&](Value v) { match.set_vlan(v.Number32(0, 4094)); }},
+       {"source", [&](Value v) { match.set_source(v.Text()); }},
+       {"destination", [&](Value v) { match.set_destination(v.Text()); }},
+       {"protocol", [&](Value v) { match.set_protocol(v.Number32(0, 255)); }},
+       {"source_port", [&](Value v) { match.set_source_port(v.Number32(1, 65535)); }},
+       {"destination_port", [&](Value v) { match.set_destination_port(v.Number32(1, 65535)); }}});
+  return match;
+}
+
 v1::AddFlowRequest ReadFlow(const Value& value) {
   v1::AddFlowRequest flow;
-  v1::Match& match = *flow.mutable_match();
-  const auto read_match = [&](const Value& v) {
-    v.Map(
-        {{"port", [&](Value f) { match.set_port(f.Text()); }},
-         {"queue", [&](Value f) { match.set_queue(f.Number32(0, kMaxQueues - 1)); }},
-         {"vlan", [&](Value f) { match.set_vlan(f.Number32(0, 4094)); }},
-         {"source", [&](Value f) { match.set_source(f.Text()); }},
-         {"destination", [&](Value f) { match.set_destination(f.Text()); }},
-         {"protocol", [&](Value f) { match.set_protocol(f.Number32(0, 255)); }},
-         {"source_port", [&](Value f) { match.set_source_port(f.Number32(1, 65535)); }},
-         {"destination_port", [&](Value f) { match.set_destination_port(f.Number32(1, 65535)); }}});
-  };
   value.Map(
-      {{"match", read_match},
+      {{"match", [&](Value v) { *flow.mutable_match() = ReadMatch(v); }},
        {"rx_sockets",
         [&](Value v) { v.ForEach([&](const Value& name) { flow.add_rx_sockets(name.Text()); }); }},
        {"steer_to", [&](Value v) { ReadQueue(v, *flow.mutable_steer_to()); }},
@@ -319,6 +323,71 @@ v1::AddFlowRequest ReadFlow(const Value& value) {
   return flow;
 }
 
+// "1000", or the name of a user that the host knows.
+std::optional<uid_t> ParseUser(const std::string& text) {
+  if (const auto number = ParseNumber(text, 0, kMax32 - 1)) return static_cast<uid_t>(*number);
+  const passwd* const user = getpwnam(text.c_str());
+  return user == nullptr ? std::nullopt : std::optional(user->pw_uid);
+}
+std::optional<gid_t> ParseGroup(const std::string& text) {
+  if (const auto number = ParseNumber(text, 0, kMax32 - 1)) return static_cast<gid_t>(*number);
+  const group* const found = getgrnam(text.c_str());
+  return found == nullptr ? std::nullopt : std::optional(found->gr_gid);
+}
+constexpr std::string_view kUserAllowed = "a user of this host, by name or number";
+constexpr std::string_view kGroupAllowed = "a group of this host, by name or number";
+
+void ReadLimits(const Value& value, Limits& limits) {
+  const auto amount = [&](Resource resource) {
+    return [&limits, resource](const Value& v) {
+      limits.amounts[static_cast<std::size_t>(resource)] = v.Parsed(ParseBytes, kBytesAllowed);
+    };
+  };
+  value.Map({{"sessions", amount(Resource::kSessions)},
+             {"bindings", amount(Resource::kBindings)},
+             {"buffer_bytes", amount(Resource::kBufferBytes)},
+             {"rx_sockets", amount(Resource::kRxSockets)},
+             {"ring_entries", amount(Resource::kRingEntries)},
+             {"held_fragments", amount(Resource::kHeldFragments)},
+             {"flows", amount(Resource::kFlows)},
+             {"streams", amount(Resource::kStreams)},
+             {"default_held_fragments",
+              [&](Value v) { limits.default_held_fragments = v.Number32(1, kMax32); }}});
+}
+
+// For a list of things that are made of `read(place)`.
+template <typename T, typename Read>
+std::function<void(Value)> ListInto(std::vector<T>& list, Read read) {
+  return [&list, read](const Value& value) {
+    value.ForEach([&](const Value& item) { list.push_back(read(item)); });
+  };
+}
+
+Tenant ReadTenant(const Value& value) {
+  Tenant tenant;
+  const auto text = [](const Value& v) { return v.Text(); };
+  value.Map(
+      {{"uids", ListInto(tenant.uids, [](Value v) { return v.Parsed(ParseUser, kUserAllowed); })},
+       {"gids", ListInto(tenant.gids, [](Value v) { return v.Parsed(ParseGroup, kGroupAllowed); })},
+       {"certificate_names", ListInto(tenant.certificate_names, text)},
+       {"ports", [&](Value v) { ListInto(tenant.ports.emplace(), text)(v); }},
+       {"flows", [&](Value v) { ListInto(tenant.flows.emplace(), ReadMatch)(v); }},
+       {"bindings", ListInto(tenant.bindings, text)},
+       {"limits", [&](Value v) { ReadLimits(v, tenant.limits); }}});
+  if (tenant.uids.empty() && tenant.gids.empty() && tenant.certificate_names.empty()) {
+    value.Refuse("one of uids, gids and certificate_names at least");
+  }
+  return tenant;
+}
+
+void ReadAccess(const Value& value, Config& config) {
+  config.access.configured = true;
+  value.Map({{"group", [&](Value v) { config.access_gid = v.Parsed(ParseGroup, kGroupAllowed); }},
+             {"admin_group",
+              [&](Value v) { config.access.admin_gid = v.Parsed(ParseGroup, kGroupAllowed); }},
+             {"tenants", ListInto(config.access.tenants, ReadTenant)}});
+}
+
 // For a list of things that are read by `read`.
 template <typename Request>
 std::function<void(Value)> ListOf(std::vector<Item<Request>>& items,
@@ -326,6 +395,16 @@ std::function<void(Value)> ListOf(std::vector<Item<Request>>& items,
   return [&items, read](const Value& list) {
     list.ForEach([&](const Value& item) { items.push_back({item.where(), read(item)}); });
   };
+}
+
+TcpOptions ReadListen(const Value& value) {
+  TcpOptions tcp;
+  value.Map({{"tcp", [&](Value v) { tcp.address = v.Text(); }},
+             {"certificate", [&](Value v) { tcp.certificate = v.Text(); }},
+             {"key", [&](Value v) { tcp.key = v.Text(); }},
+             {"client_ca", [&](Value v) { tcp.client_ca = v.Text(); }}},
+            {"tcp"});
+  return tcp;
 }
 
 Config ReadConfig(const Value& root) {
@@ -348,7 +427,10 @@ Config ReadConfig(const Value& root) {
             {"ports", ListOf(config.ports, ReadPort)},
             {"bindings", ListOf(config.bindings, ReadBinding)},
             {"rx_sockets", ListOf(config.rx_sockets, ReadRxSocket)},
-            {"flows", ListOf(config.flows, ReadFlow)}});
+            {"flows", ListOf(config.flows, ReadFlow)},
+            {"access", [&](Value v) { ReadAccess(v, config); }},
+            {"listen", [&](Value v) { config.tcp = ReadListen(v); }},
+            {"limits", [&](Value v) { ReadLimits(v, config.access.limits); }}});
   return config;
 }
 

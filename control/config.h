@@ -4,12 +4,17 @@
 // The nouns and limits are those of the API; a sample is in deploy/. What only the running
 // daemon can judge (is there such a port, is the prefix well-formed) is left to it.
 //
-// Thread-safety: pure functions.
+// Thread-safety: one thread, since users and groups are looked up by name.
 #pragma once
 
+#include <sys/types.h>
+
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "control/rights.h"
+#include "control/services.h"
 #include "dataplane/dataplane.h"
 #include "rxtoken/v1/binding.pb.h"
 #include "rxtoken/v1/flow.pb.h"
@@ -26,7 +31,10 @@ struct Item {
 };
 
 struct Config {
-  std::string run_dir;  // empty: DefaultRunDir()
+  std::string run_dir;              // empty: DefaultRunDir()
+  std::optional<gid_t> access_gid;  // of the group that may connect
+  Access access;
+  TcpOptions tcp;
   DataplaneOptions dataplane;
   std::vector<Item<PortOptions>> ports;
   std::vector<Item<v1::BindRequest>> bindings;

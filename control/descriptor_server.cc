@@ -97,7 +97,7 @@ Received Receive(int socket) {
 }  // namespace
 
 Result<std::unique_ptr<DescriptorServer>> DescriptorServer::Start(
-    ControlLoop& loop, Manager& manager, const std::string& path,
+    ControlLoop& loop, Manager& manager, const SocketPlace& place,
     std::chrono::milliseconds hello_timeout) {
   std::unique_ptr<DescriptorServer> server(new DescriptorServer(loop, manager, hello_timeout));
   DescriptorServer* const raw = server.get();
@@ -106,7 +106,7 @@ Result<std::unique_ptr<DescriptorServer>> DescriptorServer::Start(
   server->silence_timer_.emplace(*std::move(timer));
   server->silence_timer_->Set(hello_timeout, hello_timeout);
   auto listener = Listener::Start(
-      loop, path, SOCK_SEQPACKET,
+      loop, place, SOCK_SEQPACKET,
       [raw](UniqueFd socket, const Credentials& peer) { raw->Add(std::move(socket), peer); });
   if (!listener.ok()) return listener.status();
   server->listener_ = *std::move(listener);
@@ -179,8 +179,7 @@ std::string_view DescriptorServer::ServeOne(Connection& connection) {
 }
 
 std::string_view DescriptorServer::Hello(Connection& connection, AttachMessage& answer) {
-  const Result<Manager::Session> session =
-      manager_.StartSession(connection.peer.pid, connection.peer.uid);
+  const Result<Manager::Session> session = manager_.StartSession(connection.peer);
   if (!session.ok()) {
     Refuse(session.status(), answer);
     (void)Send(connection.socket.get(), answer);

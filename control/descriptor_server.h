@@ -22,6 +22,8 @@
 #include "control/listener.h"
 #include "control/log.h"
 #include "control/manager.h"
+#include "control/rights.h"
+#include "control/run_dir.h"
 #include "control/unique_fd.h"
 #include "tokens/abi/attach.h"
 
@@ -32,11 +34,11 @@ class DescriptorServer {
   // How long a connection may take until kHello.
   static constexpr std::chrono::milliseconds kHelloTimeout{5000};
 
-  // Listens on `path`, which does not exist yet. `loop` and `manager` outlive the server.
+  // Listens in `place`, where nothing is yet. `loop` and `manager` outlive the server.
   // Errors: kFailedPrecondition  the socket file cannot be made
   //         kResourceExhausted   no file descriptors left
   static Result<std::unique_ptr<DescriptorServer>> Start(
-      ControlLoop& loop, Manager& manager, const std::string& path,
+      ControlLoop& loop, Manager& manager, const SocketPlace& place,
       std::chrono::milliseconds hello_timeout = kHelloTimeout);
   // Closes all connections. What their sessions own is left to the dataplane's end.
   ~DescriptorServer();

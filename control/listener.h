@@ -8,7 +8,6 @@
 // Blocks: never.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -17,40 +16,50 @@
 
 #include "control/control_loop.h"
 #include "control/log.h"
+#include "control/rights.h"
+#include "control/run_dir.h"
 #include "control/unique_fd.h"
 #include "tokens/abi/status.h"
 
 namespace rxtoken {
 
-// Who is at the other end of a Unix socket, as the kernel knows it.
-struct Credentials {
-  std::int64_t pid = 0;
-  std::uint32_t uid = 0;
-};
+// Whether HOST:PORT is an address of this host that no other host can reach. False if it is none.
+bool IsLoopback(const std::string& address);
 
 class Listener {
  public:
   using OnConnection = std::function<void(UniqueFd socket, const Credentials& peer)>;
 
-  // Listens on the Unix socket `path`, which does not exist yet, for the owner and the group of
-  // the file. `type` is SOCK_STREAM or SOCK_SEQPACKET. `loop` outlives the listener.
-  // Errors: kFailedPrecondition  the socket file cannot be made
+  // Listens on the Unix socket `place.path`, which does not exist yet. `type` is SOCK_STREAM or
+  // SOCK_SEQPACKET. `loop` outlives the listener.
+  // Errors: kFailedPrecondition  the socket file cannot be made, or given to the group
   //         kResourceExhausted   no file descriptors left
-  static Result<std::unique_ptr<Listener>> Start(ControlLoop& loop, const std::string& path,
+  static Result<std::unique_ptr<Listener>> Start(ControlLoop& loop, const SocketPlace& place,
                                                  int type, OnConnection on_connection);
+  // Listens on a TCP socket. Of the peer nothing is known.
+  // Errors: kInvalidArgument     `address` is not HOST:PORT, or no address
+  //         kFailedPrecondition  the address cannot be had
+  //         kResourceExhausted   no file descriptors left
+  static Result<std::unique_ptr<Listener>> StartTcp(ControlLoop& loop, const std::string& address,
+                                                    OnConnection on_connection);
   ~Listener();
 
+  // "127.0.0.1:4433", or the path. The port is the one that the kernel chose, if it was 0.
+  const std::string& name() const { return name_; }
+
  private:
-  Listener(ControlLoop& loop, std::string path, UniqueFd socket, OnConnection on_connection)
+  Listener(ControlLoop& loop, std::string name, UniqueFd socket, OnConnection on_connection)
       : loop_(loop),
-        path_(std::move(path)),
+        name_(std::move(name)),
         socket_(std::move(socket)),
         on_connection_(std::move(on_connection)) {}
+  static Result<std::unique_ptr<Listener>> Start(ControlLoop& loop, std::string name,
+                                                 UniqueFd socket, OnConnection on_connection);
   Status Watch();
   void Accept();
 
   ControlLoop& loop_;
-  const std::string path_;
+  const std::string name_;
   const UniqueFd socket_;
   const OnConnection on_connection_;
   std::optional<Timer> retry_;

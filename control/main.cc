@@ -5,6 +5,7 @@
 // Threads: this one starts everything, then sleeps until SIGTERM or SIGINT, then stops
 // everything; "rxtoken/ctl" runs the control loop in between. The dataplane adds its
 // workers, gRPC its pool.
+#include <linux/capability.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -27,6 +28,7 @@
 #include <thread>
 #include <vector>
 
+#include "control/capabilities.h"
 #include "control/config.h"
 #include "control/control_loop.h"
 #include "control/descriptor_server.h"
@@ -40,7 +42,7 @@
 namespace rxtoken {
 namespace {
 
-constexpr std::chrono::seconds kTrimPeriod{1};
+constexpr std::chrono::seconds kSecond{1};
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
 
@@ -160,16 +162,20 @@ Status ApplyAll(const std::vector<Item<Request>>& items, Apply apply) {
 }
 
 Status ApplyConfig(const Config& config, Manager& manager) {
+  const Caller caller = manager.Configuration();
   Status status = ApplyAll(config.ports, [&](const auto& r) { return manager.OpenPort(r); });
+  if (status.ok()) status = manager.CheckTenants();
   if (status.ok()) {
-    status = ApplyAll(config.bindings, [&](const auto& r) { return manager.Bind(r).status(); });
+    status =
+        ApplyAll(config.bindings, [&](const auto& r) { return manager.Bind(caller, r).status(); });
   }
   if (status.ok()) {
     status = ApplyAll(config.rx_sockets,
-                      [&](const auto& r) { return manager.OpenRxSocket(r).status(); });
+                      [&](const auto& r) { return manager.OpenRxSocket(caller, r).status(); });
   }
   if (status.ok()) {
-    status = ApplyAll(config.flows, [&](const auto& r) { return manager.AddFlow(r).status(); });
+    status =
+        ApplyAll(config.flows, [&](const auto& r) { return manager.AddFlow(caller, r).status(); });
   }
   return status;
 }
@@ -210,7 +216,8 @@ class EndAtStopSignal {
     thread_ = std::thread([this, &signals] {
       std::array<pollfd, 2> events = {{{.fd = over_.get(), .events = POLLIN, .revents = 0},
                                        {.fd = signals.get(), .events = POLLIN, .revents = 0}}};
-      poll(events.data(), events.size(), -1);
+      while (poll(events.data(), events.size(), -1) < 0) {
+      }
       if (events[0].revents != 0) return;
       WaitForStopSignal(signals);
       _exit(0);
@@ -242,8 +249,27 @@ void NotifyReady() {
          static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length));
 }
 
+void WarnIfAllMayCall(const Config& config) {
+  if (config.tcp.address.empty() || !config.tcp.certificate.empty()) return;
+  LogWarning("no_certificate",
+             {{"tcp", config.tcp.address},
+              {"meaning", config.access.configured ? "nobody can have a session there"
+                                                   : "every user of this host may do everything"}});
+}
+
+// Of what the process was given for its start, what it still needs: nothing for most drivers.
+std::uint64_t NeededCapabilities(const Config& config, Dataplane& dataplane) {
+  // Each buffer that is bound is locked in memory for the device.
+  std::uint64_t needed = config.dataplane.hugepages ? CapabilityBit(CAP_IPC_LOCK) : 0;
+  for (std::uint32_t port = 0; port < dataplane.ports(); port++) {
+    // Its flow rules are the kernel's.
+    if (dataplane.GetPort(port).driver == "net_tap") needed |= CapabilityBit(CAP_NET_ADMIN);
+  }
+  return needed;
+}
+
 int Serve(const Config& config, const UniqueFd& stop_signals) {
-  Result<RunDir> run_dir = RunDir::Claim(config.run_dir);
+  Result<RunDir> run_dir = RunDir::Claim(config.run_dir, config.access_gid);
   if (!run_dir.ok()) {
     const bool busy = run_dir.status().code() == Code::kAlreadyExists;
     return Fail(run_dir.status(), busy ? kExitFailure : ExitCode(run_dir.status()));
@@ -251,7 +277,7 @@ int Serve(const Config& config, const UniqueFd& stop_signals) {
   std::optional<EndAtStopSignal> starting(std::in_place, stop_signals);
   Result<std::unique_ptr<Dataplane>> dataplane = Dataplane::Start(config.dataplane);
   if (!dataplane.ok()) return Fail(dataplane.status(), ExitCode(dataplane.status()));
-  Manager manager(**dataplane);
+  Manager manager(**dataplane, config.access);
   const Status applied = ApplyConfig(config, manager);
   if (!applied.ok()) return Fail(applied, ExitCode(applied));
   starting.reset();
@@ -260,27 +286,34 @@ int Serve(const Config& config, const UniqueFd& stop_signals) {
   if (!created.ok()) return Fail(created.status(), kExitFailure);
   ControlLoop& loop = **created;
   loop.SetHousekeeping([&] { return manager.ReapBindings(); });
-  // What was not used for a second is given back.
-  Result<Timer> trimming = Timer::Create(loop, [&] { (*dataplane)->TrimMemory(); });
-  if (!trimming.ok()) return Fail(trimming.status(), kExitFailure);
-  trimming->Set(kTrimPeriod, kTrimPeriod);
+  Result<Timer> every_second = Timer::Create(loop, [&] {
+    (*dataplane)->TrimMemory();
+    manager.EndExpiredSessions();
+  });
+  if (!every_second.ok()) return Fail(every_second.status(), kExitFailure);
+  every_second->Set(kSecond, kSecond);
   const auto descriptors = DescriptorServer::Start(loop, manager, run_dir->descriptor_socket());
   if (!descriptors.ok()) return Fail(descriptors.status(), kExitFailure);
 
+  const std::uint64_t needed_capabilities = NeededCapabilities(config, **dataplane);
   std::thread control([&] {
     pthread_setname_np(pthread_self(), "rxtoken/ctl");
     loop.RunUntilStopped();
   });
   int exit_code = 0;
   {
-    const auto api = ApiServer::Start(loop, manager, run_dir->api_socket());
+    const auto api = ApiServer::Start(loop, manager, run_dir->api_socket(), config.tcp);
     if (api.ok()) {
-      LogInfo("ready", {{"api_socket", run_dir->api_socket()},
-                        {"descriptor_socket", run_dir->descriptor_socket()}});
+      const Status dropped = KeepCapabilities(needed_capabilities);
+      if (!dropped.ok()) LogWarning("capabilities_kept", {{"reason", dropped.message()}});
+      WarnIfAllMayCall(config);
+      LogInfo("ready", {{"api_socket", run_dir->api_socket().path},
+                        {"descriptor_socket", run_dir->descriptor_socket().path},
+                        {"tcp", (*api)->tcp_address()}});
       NotifyReady();
       WaitForStopSignal(stop_signals);
     } else {
-      exit_code = Fail(api.status(), kExitFailure);
+      exit_code = Fail(api.status(), ExitCode(api.status()));
     }
   }  // all calls have ended
   loop.Stop();

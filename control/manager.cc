@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -19,6 +20,9 @@ namespace {
 
 constexpr std::size_t kMaxNameBytes = 64;
 constexpr std::uint32_t kMaxDrainTimeoutMs = 3'600'000;
+constexpr std::uint32_t kMinLeaseMs = 1000;
+constexpr std::uint32_t kMaxLeaseMs = 3'600'000;
+constexpr std::uint32_t kDefaultLeaseMs = 10'000;
 
 std::uint64_t Number(SessionId session) { return static_cast<std::uint64_t>(session); }
 
@@ -47,12 +51,10 @@ Status NotFound(std::string_view what, const std::string& name) {
   return Status(Code::kNotFound, "no " + Quoted(what, name));
 }
 
-// May `caller` change what `owner` owns?
-Status CheckOwner(std::string_view what, const std::string& name, SessionId owner,
-                  SessionId caller) {
-  if (owner == SessionId::kNone || owner == caller) return Status();
-  return Status(Code::kPermissionDenied,
-                Quoted(what, name) + " belongs to another session; give that session's key");
+Status NoSession() {
+  return Status(Code::kNotFound,
+                "the caller has no session with this key; it ends with the connection to the "
+                "descriptor socket, or with its lease");
 }
 
 // 128 random bits as 32 hex digits: session keys and attach secrets.
@@ -92,6 +94,21 @@ std::string Joined(const google::protobuf::RepeatedPtrField<std::string>& names)
   return text;
 }
 
+// Whether one of the objects, whoever sees it, has the name.
+bool IsTaken(const auto& objects, const std::string& name) {
+  return std::any_of(objects.begin(), objects.end(),
+                     [&](const auto& entry) { return entry.second.name == name; });
+}
+
+// The id of the object of that name, if the caller sees it.
+Result<std::uint64_t> Find(const auto& objects, std::string_view what, const Caller& caller,
+                           const std::string& name) {
+  for (const auto& [id, object] : objects) {
+    if (object.name == name && caller.Sees(object.charge.user())) return id;
+  }
+  return NotFound(what, name);
+}
+
 // Counters that are not zero, by name.
 template <std::size_t kCount>
 void SetCounters(const std::array<std::uint64_t, kCount>& counters,
@@ -114,12 +131,70 @@ void SetHoldTimes(const std::array<std::uint64_t, kHoldBuckets>& buckets,
 
 }  // namespace
 
+// -- callers ----------------------------------------------------------------------------------
+
+Result<Caller> Manager::Identify(const Claim& claim) {
+  const bool in_request = !claim.request_key.empty();
+  const std::string& key = in_request ? claim.request_key : claim.metadata_key;
+  const bool remote = !claim.certificate_name.empty();
+  if (!key.empty()) {
+    const Result<SessionId> session = FindSession(key);
+    if (!session.ok()) return session.status();
+    const SessionState& state = sessions_.at(*session);
+    const Credentials credentials = {.certificate_name = claim.certificate_name};
+    if (remote ? state.user->name != UserName(credentials) : state.lease.has_value()) {
+      return NoSession();
+    }
+    return Caller{state.user, state.rights, in_request ? *session : SessionId::kNone};
+  }
+  if (access_.configured || remote) {
+    return Status(Code::kPermissionDenied,
+                  "a call needs the key of a session, in `session` or as metadata "
+                  "'rxtoken-session'; local applications get one over descriptors.sock, as the "
+                  "SDK and rxtokenctl do, remote ones with Sessions.OpenSession");
+  }
+  Result<Rights> rights = access_.RightsOf({.uid = geteuid()});
+  if (!rights.ok()) return rights.status();
+  return CallerOf(*std::move(rights));
+}
+
+Caller Manager::Configuration() {
+  Rights rights{.user = "configuration", .admin = true};
+  rights.limits.amounts.fill(kUnlimited);
+  return CallerOf(std::move(rights));
+}
+
+Status Manager::CheckTenants() {
+  const Caller caller = Configuration();
+  for (std::size_t i = 0; i < access_.tenants.size(); i++) {
+    const Tenant& tenant = access_.tenants[i];
+    Status status;
+    for (const std::string& port : tenant.ports.value_or(std::vector<std::string>())) {
+      if (status.ok()) status = FindPort(caller, port).status();
+    }
+    for (const v1::Match& match : tenant.flows.value_or(std::vector<v1::Match>())) {
+      if (status.ok()) status = ResolveMatch(caller, match).status();
+    }
+    if (status.ok()) continue;
+    return Status(status.code(), "access.tenants[" + std::to_string(i) + "]: " + status.message());
+  }
+  return Status();
+}
+
+Caller Manager::CallerOf(Rights rights) {
+  std::erase_if(users_, [](const auto& entry) { return entry.second.expired(); });
+  std::weak_ptr<User>& known = users_[rights.user];
+  std::shared_ptr<User> user = known.lock();
+  if (!user) known = user = std::make_shared<User>(User{.name = rights.user});
+  return Caller{std::move(user), std::move(rights)};
+}
+
 // -- ports ------------------------------------------------------------------------------------
 
 Status Manager::OpenPort(const PortOptions& options) {
   const Status name_ok = CheckName("port", options.name);
   if (!name_ok.ok()) return name_ok;
-  if (FindPort(options.name).ok()) return NameTaken("port", options.name);
+  if (FindPort(Configuration(), options.name).ok()) return NameTaken("port", options.name);
   const Result<std::uint32_t> port = dataplane_.OpenPort(options);
   if (!port.ok()) return port.status();
   const PortInfo info = dataplane_.GetPort(*port);
@@ -132,15 +207,21 @@ Status Manager::OpenPort(const PortOptions& options) {
   return Status();
 }
 
-Result<std::uint32_t> Manager::FindPort(const std::string& name) const {
+bool Manager::MayUsePort(const Caller& caller, const std::string& name) {
+  const Tenant* const tenant = caller.rights.tenant;
+  if (tenant == nullptr || !tenant->ports) return true;
+  return std::find(tenant->ports->begin(), tenant->ports->end(), name) != tenant->ports->end();
+}
+
+Result<std::uint32_t> Manager::FindPort(const Caller& caller, const std::string& name) const {
   const auto found = std::find_if(ports_.begin(), ports_.end(),
                                   [&](const Port& port) { return port.name == name; });
-  if (found == ports_.end()) return NotFound("port", name);
+  if (found == ports_.end() || !MayUsePort(caller, name)) return NotFound("port", name);
   return static_cast<std::uint32_t>(found - ports_.begin());
 }
 
-Result<QueueRef> Manager::FindQueue(const v1::QueueId& queue) const {
-  const Result<std::uint32_t> port = FindPort(queue.port());
+Result<QueueRef> Manager::FindQueue(const Caller& caller, const v1::QueueId& queue) const {
+  const Result<std::uint32_t> port = FindPort(caller, queue.port());
   if (!port.ok()) return port.status();
   const std::uint32_t queues = ports_[*port].queues;
   if (queue.queue() >= queues) {
@@ -151,21 +232,23 @@ Result<QueueRef> Manager::FindQueue(const v1::QueueId& queue) const {
   return QueueRef{*port, queue.queue()};
 }
 
-Result<v1::Port> Manager::GetPort(const v1::GetPortRequest& request) {
-  const Result<std::uint32_t> port = FindPort(request.name());
+Result<v1::Port> Manager::GetPort(const Caller& caller, const v1::GetPortRequest& request) {
+  const Result<std::uint32_t> port = FindPort(caller, request.name());
   if (!port.ok()) return port.status();
-  return PortMessage(*port);
+  return PortMessage(caller, *port);
 }
 
-Result<v1::ListPortsResponse> Manager::ListPorts() {
+Result<v1::ListPortsResponse> Manager::ListPorts(const Caller& caller,
+                                                 const v1::ListPortsRequest&) {
   v1::ListPortsResponse response;
   for (std::uint32_t port = 0; port < ports_.size(); port++) {
-    *response.add_ports() = PortMessage(port);
+    if (!MayUsePort(caller, ports_[port].name)) continue;
+    *response.add_ports() = PortMessage(caller, port);
   }
   return response;
 }
 
-v1::Port Manager::PortMessage(std::uint32_t port) {
+v1::Port Manager::PortMessage(const Caller& caller, std::uint32_t port) {
   const PortInfo info = dataplane_.GetPort(port);
   v1::Port message;
   message.set_name(ports_[port].name);
@@ -188,7 +271,9 @@ v1::Port Manager::PortMessage(std::uint32_t port) {
     queue.set_index(i);
     queue.set_worker(from.worker);
     const auto binding = bindings_.find(from.binding);
-    if (binding != bindings_.end()) queue.set_binding(binding->second.name);
+    if (binding != bindings_.end() && caller.Sees(binding->second.charge.user())) {
+      queue.set_binding(binding->second.name);
+    }
     queue.set_rx_packets(from.rx_packets);
     queue.set_rx_bytes(from.rx_bytes);
     queue.set_copied_packets(from.copied_packets);
@@ -207,12 +292,10 @@ v1::Port Manager::PortMessage(std::uint32_t port) {
 
 // -- bindings ---------------------------------------------------------------------------------
 
-Result<v1::Binding> Manager::Bind(const v1::BindRequest& request) {
+Result<v1::Binding> Manager::Bind(const Caller& caller, const v1::BindRequest& request) {
   const Status name_ok = CheckName("binding", request.name());
   if (!name_ok.ok()) return name_ok;
-  const Result<SessionId> session = FindSession(request.session());
-  if (!session.ok()) return session.status();
-  if (FindBinding(request.name()).ok()) return NameTaken("binding", request.name());
+  if (IsTaken(bindings_, request.name())) return NameTaken("binding", request.name());
 
   BindingOptions options;
   options.name = request.name();
@@ -228,28 +311,35 @@ Result<v1::Binding> Manager::Bind(const v1::BindRequest& request) {
                                                 "; use 0, PLAIN (1) or HUGE (2)");
   }
   if (request.frames_per_page() != 0) options.frames_per_page = request.frames_per_page();
-  Result<std::vector<QueueRef>> queues = FindQueues(request.name(), request.queues());
+  Result<std::vector<QueueRef>> queues = FindQueues(caller, request.name(), request.queues());
   if (!queues.ok()) return queues.status();
+  const Status allowed = CheckQueues(caller, *queues);
+  if (!allowed.ok()) return allowed;
   options.queues = *std::move(queues);
+  Amounts amounts = AmountOf(Resource::kBindings, 1);
+  amounts[static_cast<std::size_t>(Resource::kBufferBytes)] = options.buffer_bytes;
+  Result<Charge> charge = MakeCharge(caller, Quoted("binding", request.name()), amounts);
+  if (!charge.ok()) return charge.status();
 
   const Result<std::uint64_t> id = dataplane_.Bind(options);
   if (!id.ok()) return id.status();
-  bindings_[*id] = Binding{.name = request.name(), .owner = *session};
+  bindings_[*id] =
+      Binding{.name = request.name(), .owner = caller.session, .charge = *std::move(charge)};
   LogInfo("binding_bound", {{"binding", request.name()},
                             {"id", *id},
                             {"buffer_bytes", options.buffer_bytes},
                             {"page_bytes", options.page_bytes},
                             {"frames_per_page", options.frames_per_page},
                             {"queues", options.queues.size()},
-                            {"session", Number(*session)}});
+                            {"session", Number(caller.session)}});
   return BindingMessage(*id);
 }
 
-Result<std::vector<QueueRef>> Manager::FindQueues(const std::string& name,
+Result<std::vector<QueueRef>> Manager::FindQueues(const Caller& caller, const std::string& name,
                                                   const QueueIds& queues) const {
   std::vector<QueueRef> found;
   for (const v1::QueueId& id : queues) {
-    const Result<QueueRef> queue = FindQueue(id);
+    const Result<QueueRef> queue = FindQueue(caller, id);
     if (!queue.ok()) {
       return Status(queue.status().code(),
                     Quoted("binding", name) + ": " + queue.status().message());
@@ -259,28 +349,18 @@ Result<std::vector<QueueRef>> Manager::FindQueues(const std::string& name,
   return found;
 }
 
-Result<v1::Binding> Manager::AttachQueues(const v1::AttachQueuesRequest& request) {
-  const Result<SessionId> session = FindSession(request.session());
-  if (!session.ok()) return session.status();
-  const Result<std::uint64_t> id = FindBinding(request.name());
+Result<v1::Binding> Manager::AttachQueues(const Caller& caller,
+                                          const v1::AttachQueuesRequest& request) {
+  const Result<std::uint64_t> id = FindBinding(caller, request.name());
   if (!id.ok()) return id.status();
   if (request.queues().empty()) {
     return Status(Code::kInvalidArgument,
                   Quoted("binding", request.name()) + ": no queues; name at least one");
   }
-  const Result<std::vector<QueueRef>> queues = FindQueues(request.name(), request.queues());
+  const Result<std::vector<QueueRef>> queues = FindQueues(caller, request.name(), request.queues());
   if (!queues.ok()) return queues.status();
-  const auto gets = [&](const QueueRef& queue) {
-    return std::find(queues->begin(), queues->end(), queue) != queues->end();
-  };
-  for (const auto& [other, binding] : bindings_) {
-    const Status allowed = CheckOwner("binding", binding.name, binding.owner, *session);
-    if (allowed.ok()) continue;
-    if (other == *id) return allowed;
-    const Result<BindingInfo> info = dataplane_.GetBinding(other);
-    if (!info.ok()) return info.status();
-    if (std::any_of(info->queues.begin(), info->queues.end(), gets)) return allowed;
-  }
+  const Status allowed = CheckQueues(caller, *queues);
+  if (!allowed.ok()) return allowed;
   const Status status = dataplane_.AttachQueues(*id, *queues);
   if (!status.ok()) return status;
   for (const v1::QueueId& queue : request.queues()) {
@@ -292,7 +372,24 @@ Result<v1::Binding> Manager::AttachQueues(const v1::AttachQueuesRequest& request
   return BindingMessage(*id);
 }
 
-Result<v1::Binding> Manager::Unbind(const v1::UnbindRequest& request) {
+Status Manager::CheckQueues(const Caller& caller, const std::vector<QueueRef>& queues) {
+  for (const auto& [id, binding] : bindings_) {
+    if (caller.Sees(binding.charge.user())) continue;
+    const Result<BindingInfo> info = dataplane_.GetBinding(id);
+    if (!info.ok()) return info.status();
+    for (const QueueRef& queue : queues) {
+      if (std::find(info->queues.begin(), info->queues.end(), queue) == info->queues.end())
+        continue;
+      return Status(Code::kPermissionDenied,
+                    "queue " + std::to_string(queue.queue) + " of " +
+                        Quoted("port", ports_[queue.port].name) +
+                        " is in another user's binding; use another queue");
+    }
+  }
+  return Status();
+}
+
+Result<v1::Binding> Manager::Unbind(const Caller& caller, const v1::UnbindRequest& request) {
   const std::uint32_t timeout_ms = request.drain_timeout_ms();
   if (timeout_ms > kMaxDrainTimeoutMs) {
     return Status(Code::kInvalidArgument, Quoted("binding", request.name()) +
@@ -300,12 +397,8 @@ Result<v1::Binding> Manager::Unbind(const v1::UnbindRequest& request) {
                                               std::to_string(timeout_ms) + "; use 0.." +
                                               std::to_string(kMaxDrainTimeoutMs));
   }
-  const Result<SessionId> session = FindSession(request.session());
-  if (!session.ok()) return session.status();
-  const Result<std::uint64_t> id = FindBinding(request.name());
+  const Result<std::uint64_t> id = FindBinding(caller, request.name());
   if (!id.ok()) return id.status();
-  const Status allowed = CheckOwner("binding", request.name(), bindings_[*id].owner, *session);
-  if (!allowed.ok()) return allowed;
   Binding& binding = bindings_[*id];
   if (!binding.draining || timeout_ms == 0) {
     const Status status = BeginDraining(*id);
@@ -334,15 +427,18 @@ Status Manager::BeginDraining(std::uint64_t id) {
   return Status();
 }
 
-Result<v1::Binding> Manager::GetBinding(const v1::GetBindingRequest& request) {
-  const Result<std::uint64_t> id = FindBinding(request.name());
+Result<v1::Binding> Manager::GetBinding(const Caller& caller,
+                                        const v1::GetBindingRequest& request) {
+  const Result<std::uint64_t> id = FindBinding(caller, request.name());
   if (!id.ok()) return id.status();
   return BindingMessage(*id);
 }
 
-Result<v1::ListBindingsResponse> Manager::ListBindings() {
+Result<v1::ListBindingsResponse> Manager::ListBindings(const Caller& caller,
+                                                       const v1::ListBindingsRequest&) {
   v1::ListBindingsResponse response;
   for (const auto& [id, binding] : bindings_) {
+    if (!caller.Sees(binding.charge.user())) continue;
     Result<v1::Binding> message = BindingMessage(id);
     if (!message.ok()) return message.status();
     *response.add_bindings() = std::move(*message);
@@ -350,11 +446,8 @@ Result<v1::ListBindingsResponse> Manager::ListBindings() {
   return response;
 }
 
-Result<std::uint64_t> Manager::FindBinding(const std::string& name) const {
-  for (const auto& [id, binding] : bindings_) {
-    if (binding.name == name) return id;
-  }
-  return NotFound("binding", name);
+Result<std::uint64_t> Manager::FindBinding(const Caller& caller, const std::string& name) const {
+  return Find(bindings_, "binding", caller, name);
 }
 
 Result<v1::Binding> Manager::BindingMessage(std::uint64_t id) {
@@ -376,6 +469,7 @@ Result<v1::Binding> Manager::BindingMessage(std::uint64_t id) {
   message.set_pages(info->pages);
   message.set_pages_free(info->pages_free);
   message.set_owned(binding.owner != SessionId::kNone);
+  message.set_user(binding.charge.user()->name);
   message.set_frames_per_page(info->frames_per_page);
   if (binding.drain_deadline) {
     using std::chrono::milliseconds;
@@ -417,29 +511,28 @@ Result<BufferView> Manager::GetBuffer(std::uint64_t binding) {
 
 Result<BufferView> Manager::GetBufferFor(SessionId session, std::uint64_t id) {
   const auto binding = bindings_.find(id);
-  if (binding == bindings_.end()) {
+  const SessionState& state = sessions_.at(session);
+  const Caller caller{state.user, state.rights, session};
+  const auto may_be_lent = [&](const auto& entry) {
+    const std::vector<std::uint64_t>& lenders = entry.second.bindings;
+    return entry.second.attached_to == session &&
+           (lenders.empty() || std::find(lenders.begin(), lenders.end(), id) != lenders.end());
+  };
+  if (binding == bindings_.end() ||
+      (!caller.Sees(binding->second.charge.user()) &&
+       std::none_of(rx_sockets_.begin(), rx_sockets_.end(), may_be_lent))) {
     return Status(Code::kNotFound, "no binding with id " + std::to_string(id));
-  }
-  const bool attached = std::any_of(rx_sockets_.begin(), rx_sockets_.end(), [&](const auto& entry) {
-    return entry.second.attached_to == session;
-  });
-  if (!attached && binding->second.owner != session) {
-    return Status(Code::kPermissionDenied,
-                  Quoted("binding", binding->second.name) +
-                      ": its buffer is for its owner and for sessions with an attached rx "
-                      "socket; attach one first");
   }
   return dataplane_.GetBuffer(id);
 }
 
 // -- rx sockets -------------------------------------------------------------------------------
 
-Result<v1::OpenRxSocketResponse> Manager::OpenRxSocket(const v1::OpenRxSocketRequest& request) {
+Result<v1::OpenRxSocketResponse> Manager::OpenRxSocket(const Caller& caller,
+                                                       const v1::OpenRxSocketRequest& request) {
   const Status name_ok = CheckName("rx socket", request.name());
   if (!name_ok.ok()) return name_ok;
-  const Result<SessionId> session = FindSession(request.session());
-  if (!session.ok()) return session.status();
-  if (FindRxSocket(request.name()).ok()) return NameTaken("rx socket", request.name());
+  if (IsTaken(rx_sockets_, request.name())) return NameTaken("rx socket", request.name());
   const auto invalid = [&](const char* field, int value, const char* allowed) {
     return Status(Code::kInvalidArgument, Quoted("rx socket", request.name()) + ": " + field +
                                               " is " + std::to_string(value) + "; use 0, " +
@@ -462,17 +555,15 @@ Result<v1::OpenRxSocketResponse> Manager::OpenRxSocket(const v1::OpenRxSocketReq
   const bool frame = request.content() == v1::CONTENT_FRAME;
   options.content = frame ? Content::kFrame : Content::kPayload;
   if (request.ring_entries() != 0) options.ring_entries = request.ring_entries();
-  options.max_held_fragments = request.max_held_fragments();
-  for (const std::string& name : request.bindings()) {
-    const Result<std::uint64_t> binding = FindBinding(name);
-    if (!binding.ok()) return binding.status();
-    if (bindings_[*binding].draining) {
-      return Status(Code::kFailedPrecondition, Quoted("rx socket", request.name()) + ": " +
-                                                   Quoted("binding", name) +
-                                                   " is draining; name one that is not");
-    }
-    options.bindings.push_back(*binding);
-  }
+  options.max_held_fragments = MaxHeldFragments(caller, request.max_held_fragments());
+  Amounts amounts = AmountOf(Resource::kRxSockets, 1);
+  amounts[static_cast<std::size_t>(Resource::kRingEntries)] = options.ring_entries;
+  amounts[static_cast<std::size_t>(Resource::kHeldFragments)] = options.max_held_fragments;
+  Result<Charge> charge = MakeCharge(caller, Quoted("rx socket", request.name()), amounts);
+  if (!charge.ok()) return charge.status();
+  Result<std::vector<std::uint64_t>> lenders = FindLenders(caller, request);
+  if (!lenders.ok()) return lenders.status();
+  options.bindings = *std::move(lenders);
   const bool drop = request.outside() == v1::OUTSIDE_DROP;
   options.outside = drop ? Outside::kDrop : Outside::kCopy;
   const Result<std::uint64_t> id = dataplane_.OpenRxSocket(options);
@@ -480,7 +571,8 @@ Result<v1::OpenRxSocketResponse> Manager::OpenRxSocket(const v1::OpenRxSocketReq
 
   RxSocket& rx_socket = rx_sockets_[*id];
   rx_socket.name = request.name();
-  rx_socket.owner = *session;
+  rx_socket.owner = caller.session;
+  rx_socket.charge = *std::move(charge);
   rx_socket.content = frame ? v1::CONTENT_FRAME : v1::CONTENT_PAYLOAD;
   rx_socket.ring_entries = options.ring_entries;
   rx_socket.max_held_fragments = options.max_held_fragments;
@@ -489,7 +581,7 @@ Result<v1::OpenRxSocketResponse> Manager::OpenRxSocket(const v1::OpenRxSocketReq
   if (request.steering() == v1::STEERING_STRICT) rx_socket.steering = v1::STEERING_STRICT;
   rx_socket.secret = *secret;
   LogInfo("rx_socket_opened",
-          {{"rx_socket", request.name()}, {"id", *id}, {"session", Number(*session)}});
+          {{"rx_socket", request.name()}, {"id", *id}, {"session", Number(caller.session)}});
 
   Result<v1::RxSocket> message = RxSocketMessage(*id, false, false);
   if (!message.ok()) return message.status();
@@ -499,8 +591,53 @@ Result<v1::OpenRxSocketResponse> Manager::OpenRxSocket(const v1::OpenRxSocketReq
   return response;
 }
 
-Result<v1::CloseRxSocketResponse> Manager::CloseRxSocket(const v1::CloseRxSocketRequest& request) {
-  const Result<std::uint64_t> id = FindOwnRxSocket(request.name(), request.session());
+bool Manager::MayBeLent(const Caller& caller, const Binding& binding) {
+  if (caller.Sees(binding.charge.user())) return true;
+  if (caller.rights.tenant == nullptr) return false;
+  const std::vector<std::string>& names = caller.rights.tenant->bindings;
+  return std::find(names.begin(), names.end(), binding.name) != names.end();
+}
+
+// Who sees only what is its own could read in any binding what is delivered to others.
+Result<std::vector<std::uint64_t>> Manager::FindLenders(
+    const Caller& caller, const v1::OpenRxSocketRequest& request) const {
+  std::vector<std::uint64_t> lenders;
+  for (const std::string& name : request.bindings()) {
+    const auto found = std::find_if(bindings_.begin(), bindings_.end(), [&](const auto& entry) {
+      return entry.second.name == name && MayBeLent(caller, entry.second);
+    });
+    if (found == bindings_.end()) return NotFound("binding", name);
+    if (found->second.draining) {
+      return Status(Code::kFailedPrecondition, Quoted("rx socket", request.name()) + ": " +
+                                                   Quoted("binding", name) +
+                                                   " is draining; name one that is not");
+    }
+    lenders.push_back(found->first);
+  }
+  if (!lenders.empty() || caller.rights.admin) return lenders;
+  for (const auto& [id, binding] : bindings_) {
+    if (!binding.draining && MayBeLent(caller, binding)) lenders.push_back(id);
+  }
+  if (!lenders.empty()) return lenders;
+  return Status(Code::kFailedPrecondition, Quoted("rx socket", request.name()) +
+                                               ": there is no binding that " + caller.user->name +
+                                               " may be lent pages of; bind one first");
+}
+
+std::uint32_t Manager::MaxHeldFragments(const Caller& caller, std::uint32_t asked) {
+  constexpr auto kHeld = static_cast<std::size_t>(Resource::kHeldFragments);
+  const Limits& limits = caller.rights.limits;
+  if (asked != 0 || limits.amounts[kHeld] == kUnlimited) return asked;
+  if (limits.default_held_fragments != 0) return limits.default_held_fragments;
+  const std::uint64_t used = caller.user->used[kHeld];
+  const std::uint64_t left = limits.amounts[kHeld] - std::min(used, limits.amounts[kHeld]);
+  constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
+  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(left, 1, kMost));
+}
+
+Result<v1::CloseRxSocketResponse> Manager::CloseRxSocket(const Caller& caller,
+                                                         const v1::CloseRxSocketRequest& request) {
+  const Result<std::uint64_t> id = FindRxSocket(caller, request.name());
   if (!id.ok()) return id.status();
   const Result<std::uint64_t> reclaimed = EndRxSocket(*id);
   if (!reclaimed.ok()) return reclaimed.status();
@@ -522,16 +659,18 @@ Result<std::uint64_t> Manager::EndRxSocket(std::uint64_t id) {
   return *reclaimed;
 }
 
-Result<v1::RxSocket> Manager::GetRxSocket(const v1::GetRxSocketRequest& request) {
-  const Result<std::uint64_t> id = FindRxSocket(request.name());
+Result<v1::RxSocket> Manager::GetRxSocket(const Caller& caller,
+                                          const v1::GetRxSocketRequest& request) {
+  const Result<std::uint64_t> id = FindRxSocket(caller, request.name());
   if (!id.ok()) return id.status();
   return RxSocketMessage(*id, request.audit(), request.held());
 }
 
-Result<v1::ListRxSocketsResponse> Manager::ListRxSockets(
-    const v1::ListRxSocketsRequest& request) {
+Result<v1::ListRxSocketsResponse> Manager::ListRxSockets(const Caller& caller,
+                                                         const v1::ListRxSocketsRequest& request) {
   v1::ListRxSocketsResponse response;
   for (const auto& [id, rx_socket] : rx_sockets_) {
+    if (!caller.Sees(rx_socket.charge.user())) continue;
     Result<v1::RxSocket> message = RxSocketMessage(id, false, request.held());
     if (!message.ok()) return message.status();
     *response.add_rx_sockets() = std::move(*message);
@@ -539,22 +678,8 @@ Result<v1::ListRxSocketsResponse> Manager::ListRxSockets(
   return response;
 }
 
-Result<std::uint64_t> Manager::FindRxSocket(const std::string& name) const {
-  for (const auto& [id, rx_socket] : rx_sockets_) {
-    if (rx_socket.name == name) return id;
-  }
-  return NotFound("rx socket", name);
-}
-
-Result<std::uint64_t> Manager::FindOwnRxSocket(const std::string& name,
-                                               const std::string& session_key) const {
-  const Result<SessionId> session = FindSession(session_key);
-  if (!session.ok()) return session.status();
-  const Result<std::uint64_t> id = FindRxSocket(name);
-  if (!id.ok()) return id.status();
-  const Status allowed = CheckOwner("rx socket", name, rx_sockets_.at(*id).owner, *session);
-  if (!allowed.ok()) return allowed;
-  return *id;
+Result<std::uint64_t> Manager::FindRxSocket(const Caller& caller, const std::string& name) const {
+  return Find(rx_sockets_, "rx socket", caller, name);
 }
 
 Result<v1::RxSocket> Manager::RxSocketMessage(std::uint64_t id, bool audit, bool held) {
@@ -568,6 +693,7 @@ Result<v1::RxSocket> Manager::RxSocketMessage(std::uint64_t id, bool audit, bool
   message.set_ring_entries(rx_socket.ring_entries);
   message.set_attached(rx_socket.attached());
   message.set_owned(rx_socket.owner != SessionId::kNone);
+  message.set_user(rx_socket.charge.user()->name);
   message.set_max_held_fragments(rx_socket.max_held_fragments);
   for (const std::uint64_t binding : rx_socket.bindings) {
     const auto found = bindings_.find(binding);
@@ -620,17 +746,17 @@ Result<v1::Held> Manager::HeldMessage(std::uint64_t rx_socket) {
 }
 
 Result<Manager::Attached> Manager::Attach(SessionId session, std::string_view secret) {
+  const SessionState& state = sessions_.at(session);
+  const Caller caller{state.user, state.rights, session};
   // Used-up secrets are empty, and no empty one comes over the wire.
   const auto found = std::find_if(rx_sockets_.begin(), rx_sockets_.end(), [&](const auto& entry) {
     return SameKey(entry.second.secret, secret);
   });
-  if (secret.empty() || found == rx_sockets_.end()) {
+  if (secret.empty() || found == rx_sockets_.end() || !caller.Sees(found->second.charge.user())) {
     return Status(Code::kNotFound,
                   "no rx socket has this attach secret; it is good once, open another rx socket");
   }
   auto& [id, rx_socket] = *found;
-  const Status allowed = CheckOwner("rx socket", rx_socket.name, rx_socket.owner, session);
-  if (!allowed.ok()) return allowed;
   Result<Attachment> attachment = dataplane_.Attach(id);
   if (!attachment.ok()) return attachment.status();
   rx_socket.secret.clear();
@@ -642,8 +768,9 @@ Result<Manager::Attached> Manager::Attach(SessionId session, std::string_view se
 
 void Manager::AbandonRxSocket(std::uint64_t id) { LogFailure(EndRxSocket(id).status()); }
 
-Result<Manager::Stream> Manager::BeginStream(const v1::ReceiveRequest& request) {
-  const Result<std::uint64_t> id = FindOwnRxSocket(request.rx_socket(), request.session());
+Result<Manager::Stream> Manager::BeginStream(const Caller& caller,
+                                             const v1::ReceiveRequest& request) {
+  const Result<std::uint64_t> id = FindRxSocket(caller, request.rx_socket());
   if (!id.ok()) return id.status();
   RxSocket& rx_socket = rx_sockets_[*id];
   if (rx_socket.attached()) {
@@ -651,8 +778,12 @@ Result<Manager::Stream> Manager::BeginStream(const v1::ReceiveRequest& request) 
                   Quoted("rx socket", rx_socket.name) +
                       " has an application attached already; wait for its end or open another");
   }
+  Result<Charge> charge =
+      MakeCharge(caller, Quoted("rx socket", rx_socket.name), AmountOf(Resource::kStreams, 1));
+  if (!charge.ok()) return charge.status();
   const Result<Attachment> attachment = dataplane_.Attach(*id);
   if (!attachment.ok()) return attachment.status();
+  rx_socket.stream_charge = *std::move(charge);
   if (!rx_socket.reader) rx_socket.reader = std::make_shared<LocalReader>(*attachment);
   // An application outside would not know where in the rings we stopped.
   rx_socket.secret.clear();
@@ -672,57 +803,62 @@ void Manager::EndStream(std::uint64_t id) {
   if (!unreturned.empty()) LogFailure(dataplane_.ReturnTokens(id, unreturned, false).status());
   LogFailure(dataplane_.Detach(id));
   rx_socket.streaming = false;
+  rx_socket.stream_charge = Charge();
   LogInfo("rx_socket_detached", {{"rx_socket", rx_socket.name}, {"id", id}});
 }
 
 // -- flows ------------------------------------------------------------------------------------
 
-Result<v1::Flow> Manager::AddFlow(const v1::AddFlowRequest& request) {
-  const Result<SessionId> session = FindSession(request.session());
-  if (!session.ok()) return session.status();
-  const Result<FlowMatch> match = ResolveMatch(request.match());
+Result<v1::Flow> Manager::AddFlow(const Caller& caller, const v1::AddFlowRequest& request) {
+  const Result<FlowMatch> match = ResolveMatch(caller, request.match());
   if (!match.ok()) return match.status();
+  const Status allowed = CheckClaim(caller, request.match(), *match);
+  if (!allowed.ok()) return allowed;
   using Priority = std::numeric_limits<std::int16_t>;
   if (request.priority() < Priority::min() || request.priority() > Priority::max()) {
     return Status(Code::kInvalidArgument,
                   "priority is " + std::to_string(request.priority()) + "; use -32768..32767");
   }
-  const auto receivers = FindReceivers(request.rx_sockets(), request.session());
+  const auto receivers = FindReceivers(caller, request.rx_sockets());
   if (!receivers.ok()) return receivers.status();
   FlowRule rule = {last_flow_ + 1, *match, request.priority(), *receivers};
   if (request.has_steer_to()) {
-    const Result<QueueRef> steer_to = ResolveSteering(request);
+    const Result<QueueRef> steer_to = ResolveSteering(caller, request);
     if (!steer_to.ok()) return steer_to.status();
     rule.steer_to = *steer_to;
   }
+  Result<Charge> charge = MakeCharge(caller, "flow rule", AmountOf(Resource::kFlows, 1));
+  if (!charge.ok()) return charge.status();
   const auto [same, is_new] = rule_ids_.try_emplace({rule.priority, rule.match}, rule.id);
   if (!is_new) {
-    return Status(Code::kAlreadyExists,
-                  "flow rule " + std::to_string(same->second) +
-                      " matches the same frames with the same priority; choose another "
-                      "priority, or update that rule");
+    const bool seen = caller.Sees(flows_.at(same->second).charge.user());
+    return Status(
+        Code::kAlreadyExists,
+        (seen ? "flow rule " + std::to_string(same->second) : "another user's flow rule") +
+            " matches the same frames with the same priority; choose another "
+            "priority, or update that rule");
   }
 
   last_flow_ = rule.id;
-  flows_[rule.id] = {*session, request.match(), rule};
+  flows_[rule.id] = Flow{caller.session, *std::move(charge), request.match(), rule};
   dataplane_.ChangeRules({}, {&rule, 1});
   LogInfo("flow_added", {{"flow", last_flow_},
                          {"match", request.match().ShortDebugString()},
                          {"priority", request.priority()},
                          {"rx_sockets", Joined(request.rx_sockets())},
-                         {"session", Number(*session)}});
+                         {"session", Number(caller.session)}});
   return FlowMessage(dataplane_.GetRule(last_flow_));
 }
 
-Result<std::vector<std::uint64_t>> Manager::FindReceivers(const Names& names,
-                                                          const std::string& session_key) const {
+Result<std::vector<std::uint64_t>> Manager::FindReceivers(const Caller& caller,
+                                                          const Names& names) const {
   if (names.empty() || names.size() > static_cast<int>(kMaxFanOut)) {
     return Status(Code::kInvalidArgument, "rx_sockets has " + std::to_string(names.size()) +
                                               " names; use 1.." + std::to_string(kMaxFanOut));
   }
   std::vector<std::uint64_t> receivers;
   for (const std::string& name : names) {
-    const Result<std::uint64_t> id = FindOwnRxSocket(name, session_key);
+    const Result<std::uint64_t> id = FindRxSocket(caller, name);
     if (!id.ok()) return id.status();
     if (std::find(receivers.begin(), receivers.end(), *id) != receivers.end()) {
       return Status(Code::kInvalidArgument,
@@ -733,8 +869,9 @@ Result<std::vector<std::uint64_t>> Manager::FindReceivers(const Names& names,
   return receivers;
 }
 
-Result<QueueRef> Manager::ResolveSteering(const v1::AddFlowRequest& request) const {
-  const Result<QueueRef> queue = FindQueue(request.steer_to());
+Result<QueueRef> Manager::ResolveSteering(const Caller& caller,
+                                          const v1::AddFlowRequest& request) const {
+  const Result<QueueRef> queue = FindQueue(caller, request.steer_to());
   if (!queue.ok()) return Status(queue.status().code(), "steer_to: " + queue.status().message());
   const v1::Match& match = request.match();
   if (match.has_queue()) {
@@ -751,32 +888,48 @@ Result<QueueRef> Manager::ResolveSteering(const v1::AddFlowRequest& request) con
   return *queue;
 }
 
-Result<FlowMatch> Manager::ResolveMatch(const v1::Match& match) const {
+Result<FlowMatch> Manager::ResolveMatch(const Caller& caller, const v1::Match& match) const {
   Result<FlowMatch> parsed = ParseMatch(match);
   if (!parsed.ok() || match.port().empty()) return parsed;
-  const Result<std::uint32_t> port = FindPort(match.port());
+  const Result<std::uint32_t> port = FindPort(caller, match.port());
   if (!port.ok()) return port.status();
   parsed->port = *port;
   if (match.has_queue()) {
     v1::QueueId queue;
     queue.set_port(match.port());
     queue.set_queue(match.queue());
-    const Result<QueueRef> found = FindQueue(queue);
+    const Result<QueueRef> found = FindQueue(caller, queue);
     if (!found.ok()) return found.status();
     parsed->queue = found->queue;
   }
   return parsed;
 }
 
-Result<Manager::Flow*> Manager::FindChangeableFlow(std::uint64_t id, const std::string& session_key,
+Status Manager::CheckClaim(const Caller& caller, const v1::Match& match,
+                           const FlowMatch& resolved) const {
+  const Tenant* const tenant = caller.rights.tenant;
+  if (tenant == nullptr) return Status();
+  if (tenant->flows) {
+    for (const v1::Match& allowed : *tenant->flows) {
+      const Result<FlowMatch> outer = ResolveMatch(caller, allowed);
+      if (outer.ok() && Covers(*outer, resolved)) return Status();
+    }
+  } else if (!tenant->ports || !match.port().empty()) {
+    return Status();
+  }
+  return Status(Code::kPermissionDenied,
+                "match {" + match.ShortDebugString() + "}: " + caller.user->name +
+                    " may not claim all of these frames; give a match that lies within one of its "
+                    "tenant's flows, or on one of its ports");
+}
+
+Result<Manager::Flow*> Manager::FindChangeableFlow(const Caller& caller, std::uint64_t id,
                                                    bool force) {
-  const Result<SessionId> session = FindSession(session_key);
-  if (!session.ok()) return session.status();
   const std::string name = std::to_string(id);
   const auto found = flows_.find(id);
-  if (found == flows_.end()) return NotFound("flow rule", name);
-  const Status allowed = CheckOwner("flow rule", name, found->second.owner, *session);
-  if (!allowed.ok()) return allowed;
+  if (found == flows_.end() || !caller.Sees(found->second.charge.user())) {
+    return NotFound("flow rule", name);
+  }
   for (const std::uint64_t receiver : found->second.rule.rx_sockets) {
     const RxSocket& rx_socket = rx_sockets_.at(receiver);
     if (force || rx_socket.steering != v1::STEERING_STRICT || !rx_socket.attached()) continue;
@@ -788,10 +941,10 @@ Result<Manager::Flow*> Manager::FindChangeableFlow(std::uint64_t id, const std::
   return &found->second;
 }
 
-Result<v1::Flow> Manager::UpdateFlow(const v1::UpdateFlowRequest& request) {
-  const Result<Flow*> flow = FindChangeableFlow(request.id(), request.session(), request.force());
+Result<v1::Flow> Manager::UpdateFlow(const Caller& caller, const v1::UpdateFlowRequest& request) {
+  const Result<Flow*> flow = FindChangeableFlow(caller, request.id(), request.force());
   if (!flow.ok()) return flow.status();
-  auto receivers = FindReceivers(request.rx_sockets(), request.session());
+  auto receivers = FindReceivers(caller, request.rx_sockets());
   if (!receivers.ok()) return receivers.status();
   FlowRule& rule = (*flow)->rule;
   rule.rx_sockets = *std::move(receivers);
@@ -800,17 +953,19 @@ Result<v1::Flow> Manager::UpdateFlow(const v1::UpdateFlowRequest& request) {
   return FlowMessage(dataplane_.GetRule(request.id()));
 }
 
-Result<v1::DeleteFlowResponse> Manager::DeleteFlow(const v1::DeleteFlowRequest& request) {
-  const Status changeable =
-      FindChangeableFlow(request.id(), request.session(), request.force()).status();
+Result<v1::DeleteFlowResponse> Manager::DeleteFlow(const Caller& caller,
+                                                   const v1::DeleteFlowRequest& request) {
+  const Status changeable = FindChangeableFlow(caller, request.id(), request.force()).status();
   if (!changeable.ok()) return changeable;
   ForgetFlows({request.id()}, {});
   return v1::DeleteFlowResponse();
 }
 
-Result<v1::ListFlowsResponse> Manager::ListFlows() {
+Result<v1::ListFlowsResponse> Manager::ListFlows(const Caller& caller,
+                                                 const v1::ListFlowsRequest&) {
   v1::ListFlowsResponse response;
   for (const RuleInfo& info : dataplane_.GetRules()) {
+    if (!caller.Sees(flows_.at(info.id).charge.user())) continue;
     *response.add_flows() = FlowMessage(info);
   }
   return response;
@@ -825,6 +980,7 @@ v1::Flow Manager::FlowMessage(const RuleInfo& info) const {
   for (const std::uint64_t id : rule.rx_sockets) message.add_rx_sockets(rx_sockets_.at(id).name);
   message.set_priority(rule.priority);
   message.set_owned(flow.owner != SessionId::kNone);
+  message.set_user(flow.charge.user()->name);
   message.set_packets(info.packets);
   message.set_bytes(info.bytes);
   message.set_drops(info.drops);
@@ -877,16 +1033,25 @@ Result<std::vector<RangeResult>> Manager::ReturnTokens(std::uint64_t rx_socket,
 
 // -- sessions ---------------------------------------------------------------------------------
 
-Result<Manager::Session> Manager::StartSession(std::int64_t pid, std::int64_t uid) {
+Result<Manager::Session> Manager::StartSession(const Credentials& credentials,
+                                               std::optional<std::chrono::milliseconds> lease) {
+  Result<Rights> rights = access_.RightsOf(credentials);
+  if (!rights.ok()) return rights.status();
   if (sessions_.size() >= kMaxSessions) {
     return Status(Code::kResourceExhausted, "there are " + std::to_string(kMaxSessions) +
                                                 " sessions, which is the limit; end one first");
   }
+  Caller caller = CallerOf(*std::move(rights));
+  Result<Charge> charge = MakeCharge(caller, "session", AmountOf(Resource::kSessions, 1));
+  if (!charge.ok()) return charge.status();
   Result<std::string> key = RandomKey();
   if (!key.ok()) return key.status();
   const auto id = static_cast<SessionId>(++last_session_);
-  sessions_[id] = *key;
-  LogInfo("session_started", {{"session", Number(id)}, {"pid", pid}, {"uid", uid}});
+  LogInfo("session_started",
+          {{"session", Number(id)}, {"pid", credentials.pid}, {"user", caller.user->name}});
+  SessionState& session = sessions_[id];
+  session = {*key, std::move(caller.rights), std::move(caller.user), *std::move(charge), lease};
+  if (lease) session.deadline = now_() + *lease;
   return Session{id, *std::move(key)};
 }
 
@@ -912,12 +1077,68 @@ void Manager::EndSession(SessionId session) {
 }
 
 Result<SessionId> Manager::FindSession(const std::string& key) const {
-  if (key.empty()) return SessionId::kNone;
-  for (const auto& [id, other] : sessions_) {
-    if (SameKey(key, other)) return id;
+  for (const auto& [id, session] : sessions_) {
+    if (SameKey(key, session.key)) return id;
   }
-  return Status(Code::kNotFound,
-                "no session has this key; it ends with the connection to the descriptor socket");
+  return NoSession();
+}
+
+Result<v1::OpenSessionResponse> Manager::OpenSession(const Credentials& credentials,
+                                                     const v1::OpenSessionRequest& request) {
+  if (credentials.certificate_name.empty()) {
+    return Status(Code::kPermissionDenied,
+                  "a session with a lease needs a certificate; local applications get one over "
+                  "descriptors.sock");
+  }
+  const std::uint32_t lease_ms = request.lease_ms() == 0 ? kDefaultLeaseMs : request.lease_ms();
+  if (lease_ms < kMinLeaseMs || lease_ms > kMaxLeaseMs) {
+    return Status(Code::kInvalidArgument, "lease_ms is " + std::to_string(lease_ms) + "; use " +
+                                              std::to_string(kMinLeaseMs) + ".." +
+                                              std::to_string(kMaxLeaseMs) + ", or 0");
+  }
+  Result<Session> session = StartSession(credentials, std::chrono::milliseconds(lease_ms));
+  if (!session.ok()) return session.status();
+  v1::OpenSessionResponse response;
+  response.set_session(std::move(session->key));
+  response.set_lease_ms(lease_ms);
+  return response;
+}
+
+Result<Manager::SessionState*> Manager::FindLease(const Caller& caller) {
+  const auto found = sessions_.find(caller.session);
+  if (found == sessions_.end()) return NoSession();
+  if (!found->second.lease) {
+    return Status(Code::kFailedPrecondition,
+                  "the session has no lease; it ends with its connection to descriptors.sock");
+  }
+  return &found->second;
+}
+
+Result<v1::KeepAliveResponse> Manager::KeepAlive(const Caller& caller,
+                                                 const v1::KeepAliveRequest&) {
+  const Result<SessionState*> session = FindLease(caller);
+  if (!session.ok()) return session.status();
+  (*session)->deadline = now_() + *(*session)->lease;
+  return v1::KeepAliveResponse();
+}
+
+Result<v1::CloseSessionResponse> Manager::CloseSession(const Caller& caller,
+                                                       const v1::CloseSessionRequest&) {
+  const Status found = FindLease(caller).status();
+  if (!found.ok()) return found;
+  EndSession(caller.session);
+  return v1::CloseSessionResponse();
+}
+
+void Manager::EndExpiredSessions() {
+  std::vector<SessionId> expired;
+  for (const auto& [id, session] : sessions_) {
+    if (session.lease && session.deadline <= now_()) expired.push_back(id);
+  }
+  for (const SessionId id : expired) {
+    LogWarning("lease_expired", {{"session", Number(id)}});
+    EndSession(id);
+  }
 }
 
 }  // namespace rxtoken

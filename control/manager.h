@@ -2,8 +2,8 @@
 // manager.h - names, sessions, ownership and rights: what the dataplane's numbers mean.
 //
 // Requests and answers are the API's own messages; errors are those that the comments of
-// the .proto files list. An object made with a session's key belongs to that session: others
-// may not change it, and it goes when the session ends. What nobody owns, anybody may change.
+// the .proto files list. An object made with a session's key goes when the session ends.
+// Whether it has a session or not, it belongs to the user who made it: others may not see it.
 //
 // Thread-safety: the control thread only. LocalReaders are shared with Receive streams.
 #pragma once
@@ -20,12 +20,14 @@
 #include <vector>
 
 #include "control/local_reader.h"
+#include "control/rights.h"
 #include "control/unique_fd.h"
 #include "dataplane/dataplane.h"
 #include "rxtoken/v1/binding.pb.h"
 #include "rxtoken/v1/flow.pb.h"
 #include "rxtoken/v1/port.pb.h"
 #include "rxtoken/v1/rx_socket.pb.h"
+#include "rxtoken/v1/session.pb.h"
 #include "rxtoken/v1/token.pb.h"
 #include "tokens/abi/status.h"
 
@@ -35,46 +37,74 @@ enum class SessionId : std::uint64_t { kNone = 0 };  // counted from 1, never re
 
 inline constexpr std::size_t kMaxSessions = 1024;
 
+// Who asks for something.
+struct Caller {
+  std::shared_ptr<User> user;
+  Rights rights;
+  SessionId session = SessionId::kNone;  // with which ends what is made; kNone: lives on
+
+  bool Sees(const User* owner) const { return rights.admin || owner == user.get(); }
+};
+
 class Manager {
  public:
   using Clock = std::chrono::steady_clock;
 
   // `dataplane` outlives the manager.
-  explicit Manager(Dataplane& dataplane, std::function<Clock::time_point()> now = Clock::now)
-      : dataplane_(dataplane), now_(std::move(now)) {}
+  explicit Manager(Dataplane& dataplane, Access access = {},
+                   std::function<Clock::time_point()> now = Clock::now)
+      : dataplane_(dataplane), access_(std::move(access)), now_(std::move(now)) {}
+
+  // -- callers ------------------------------------------------------------------------------
+  // How a call names its session, and what its connection says about it. May all be empty.
+  struct Claim {
+    std::string request_key = {};       // the request's `session`, which gets what is made
+    std::string metadata_key = {};      // counts if the former is empty
+    std::string certificate_name = {};  // of a remote caller, whose sessions have that name, too
+  };
+  // Errors: kNotFound          the caller has no session with the key
+  //         kPermissionDenied  there is no key, and others than administrators may call
+  Result<Caller> Identify(const Claim& claim);
+  // That of the configuration file: an administrator without limits.
+  Caller Configuration();
+  // Errors: kNotFound, kInvalidArgument  ports and matches that access.tenants names
+  Status CheckTenants();
 
   // -- ports --------------------------------------------------------------------------------
   // Errors: kAlreadyExists, and those of Dataplane::OpenPort
   Status OpenPort(const PortOptions& options);
-  Result<v1::Port> GetPort(const v1::GetPortRequest& request);
-  Result<v1::ListPortsResponse> ListPorts();
+  Result<v1::Port> GetPort(const Caller& caller, const v1::GetPortRequest& request);
+  Result<v1::ListPortsResponse> ListPorts(const Caller& caller, const v1::ListPortsRequest&);
 
   // -- bindings -----------------------------------------------------------------------------
-  Result<v1::Binding> Bind(const v1::BindRequest& request);
-  Result<v1::Binding> AttachQueues(const v1::AttachQueuesRequest& request);
-  Result<v1::Binding> Unbind(const v1::UnbindRequest& request);
-  Result<v1::Binding> GetBinding(const v1::GetBindingRequest& request);
-  Result<v1::ListBindingsResponse> ListBindings();
+  Result<v1::Binding> Bind(const Caller& caller, const v1::BindRequest& request);
+  Result<v1::Binding> AttachQueues(const Caller& caller, const v1::AttachQueuesRequest& request);
+  Result<v1::Binding> Unbind(const Caller& caller, const v1::UnbindRequest& request);
+  Result<v1::Binding> GetBinding(const Caller& caller, const v1::GetBindingRequest& request);
+  Result<v1::ListBindingsResponse> ListBindings(const Caller& caller,
+                                                const v1::ListBindingsRequest&);
   // Revokes what draining bindings have lent past their deadline, and forgets the bindings that
   // have drained. True while some still drain.
   bool ReapBindings();
   // Errors: kNotFound
   Result<BufferView> GetBuffer(std::uint64_t binding);
-  // As GetBuffer, for an application: its session must own the binding, or have a rx socket
-  // attached, which may have been lent pages of it.
-  // Errors: kNotFound, kPermissionDenied
+  // As GetBuffer, for an application: it must see the binding, or have a rx socket attached that
+  // may be lent pages of it.
+  // Errors: kNotFound
   Result<BufferView> GetBufferFor(SessionId session, std::uint64_t binding);
 
   // -- rx sockets ---------------------------------------------------------------------------
-  Result<v1::OpenRxSocketResponse> OpenRxSocket(const v1::OpenRxSocketRequest& request);
-  Result<v1::CloseRxSocketResponse> CloseRxSocket(const v1::CloseRxSocketRequest& request);
-  Result<v1::RxSocket> GetRxSocket(const v1::GetRxSocketRequest& request);
-  Result<v1::ListRxSocketsResponse> ListRxSockets(const v1::ListRxSocketsRequest& request);
+  Result<v1::OpenRxSocketResponse> OpenRxSocket(const Caller& caller,
+                                                const v1::OpenRxSocketRequest& request);
+  Result<v1::CloseRxSocketResponse> CloseRxSocket(const Caller& caller,
+                                                  const v1::CloseRxSocketRequest& request);
+  Result<v1::RxSocket> GetRxSocket(const Caller& caller, const v1::GetRxSocketRequest& request);
+  Result<v1::ListRxSocketsResponse> ListRxSockets(const Caller& caller,
+                                                  const v1::ListRxSocketsRequest& request);
 
-  // The id of a rx socket that the session with this key, or nobody, owns.
-  // Errors: kNotFound, kPermissionDenied
-  Result<std::uint64_t> FindOwnRxSocket(const std::string& name,
-                                        const std::string& session_key) const;
+  // The id of a rx socket that the caller sees.
+  // Errors: kNotFound
+  Result<std::uint64_t> FindRxSocket(const Caller& caller, const std::string& name) const;
 
   struct Attached {
     std::uint64_t rx_socket = 0;
@@ -82,8 +112,7 @@ class Manager {
   };
   // Attaches the rx socket whose secret this is to the application behind `session`. It ends
   // with that session from now on, whoever owns it; the secret is used up.
-  // Errors: kNotFound          no such secret, or used before
-  //         kPermissionDenied  another session owns the rx socket
+  // Errors: kNotFound  no such secret, used before, or of another user's rx socket
   Result<Attached> Attach(SessionId session, std::string_view secret);
   // Ends a rx socket that was attached, but could not be handed over.
   void AbandonRxSocket(std::uint64_t rx_socket);
@@ -94,15 +123,16 @@ class Manager {
     UniqueFd doorbell;
   };
   // Attaches a Receive stream. Every success is followed by EndStream().
-  Result<Stream> BeginStream(const v1::ReceiveRequest& request);
+  Result<Stream> BeginStream(const Caller& caller, const v1::ReceiveRequest& request);
   // Detaches it; nothing happens if the rx socket was closed meanwhile.
   void EndStream(std::uint64_t rx_socket);
 
   // -- flows --------------------------------------------------------------------------------
-  Result<v1::Flow> AddFlow(const v1::AddFlowRequest& request);
-  Result<v1::Flow> UpdateFlow(const v1::UpdateFlowRequest& request);
-  Result<v1::DeleteFlowResponse> DeleteFlow(const v1::DeleteFlowRequest& request);
-  Result<v1::ListFlowsResponse> ListFlows();
+  Result<v1::Flow> AddFlow(const Caller& caller, const v1::AddFlowRequest& request);
+  Result<v1::Flow> UpdateFlow(const Caller& caller, const v1::UpdateFlowRequest& request);
+  Result<v1::DeleteFlowResponse> DeleteFlow(const Caller& caller,
+                                            const v1::DeleteFlowRequest& request);
+  Result<v1::ListFlowsResponse> ListFlows(const Caller& caller, const v1::ListFlowsRequest&);
 
   // -- tokens -------------------------------------------------------------------------------
   // Errors: kNotFound
@@ -115,11 +145,20 @@ class Manager {
     SessionId id = SessionId::kNone;
     std::string key;  // 32 hex digits
   };
-  // `pid` and `uid` of the application, for the log.
-  // Errors: kResourceExhausted  kMaxSessions are there
-  Result<Session> StartSession(std::int64_t pid, std::int64_t uid);
+  // Errors: kPermissionDenied   the user may not use this daemon
+  //         kResourceExhausted  kMaxSessions are there, or as many as one user may have
+  Result<Session> StartSession(const Credentials& credentials) {
+    return StartSession(credentials, std::nullopt);
+  }
   // Its rules, its rx sockets, its bindings go, in this order.
   void EndSession(SessionId session);
+  Result<v1::OpenSessionResponse> OpenSession(const Credentials& credentials,
+                                              const v1::OpenSessionRequest& request);
+  Result<v1::KeepAliveResponse> KeepAlive(const Caller& caller, const v1::KeepAliveRequest&);
+  Result<v1::CloseSessionResponse> CloseSession(const Caller& caller,
+                                                const v1::CloseSessionRequest&);
+  // Ends the sessions whose lease has run out. To be called once a second.
+  void EndExpiredSessions();
 
  private:
   struct Port {
@@ -129,12 +168,14 @@ class Manager {
   struct Binding {
     std::string name;
     SessionId owner = SessionId::kNone;
+    Charge charge;
     bool draining = false;
     std::optional<Clock::time_point> drain_deadline = {};
   };
   struct RxSocket {
     std::string name;
     SessionId owner = SessionId::kNone;
+    Charge charge;
     v1::Content content = v1::CONTENT_PAYLOAD;
     std::uint32_t ring_entries = 0;
     std::uint32_t max_held_fragments = 0;
@@ -144,34 +185,66 @@ class Manager {
     std::string secret;                        // empty once it is used up
     SessionId attached_to = SessionId::kNone;  // the application that reads it
     bool streaming = false;                    // a Receive stream reads it
-    std::shared_ptr<LocalReader> reader;       // from the first stream on
+    Charge stream_charge;
+    std::shared_ptr<LocalReader> reader;  // from the first stream on
 
     bool attached() const { return streaming || attached_to != SessionId::kNone; }
   };
   struct Flow {
     SessionId owner = SessionId::kNone;
+    Charge charge;
     v1::Match match;  // as it was given
     FlowRule rule;    // as published
   };
 
+  struct SessionState {
+    std::string key;
+    Rights rights;
+    std::shared_ptr<User> user;
+    Charge charge;
+    std::optional<std::chrono::milliseconds> lease;
+    Clock::time_point deadline = {};  // with a lease
+  };
+
+  Result<Session> StartSession(const Credentials& credentials,
+                               std::optional<std::chrono::milliseconds> lease);
+  // The caller's session, if it has a lease.
+  Result<SessionState*> FindLease(const Caller& caller);
+  Caller CallerOf(Rights rights);
   Result<SessionId> FindSession(const std::string& key) const;
-  Result<std::uint32_t> FindPort(const std::string& name) const;
-  Result<QueueRef> FindQueue(const v1::QueueId& queue) const;
+  // What the caller asks for, of each of its limits. `object` is for messages.
+  static Result<Charge> MakeCharge(const Caller& caller, const std::string& object,
+                                   const Amounts& amounts) {
+    return Charge::Make(caller.user, caller.rights.limits, object, amounts);
+  }
+  static bool MayUsePort(const Caller& caller, const std::string& name);
+  Result<std::uint32_t> FindPort(const Caller& caller, const std::string& name) const;
+  Result<QueueRef> FindQueue(const Caller& caller, const v1::QueueId& queue) const;
   using QueueIds = google::protobuf::RepeatedPtrField<v1::QueueId>;
   // Of a request about a binding; `name` is the binding's, for messages.
-  Result<std::vector<QueueRef>> FindQueues(const std::string& name, const QueueIds& queues) const;
-  Result<std::uint64_t> FindBinding(const std::string& name) const;
-  Result<std::uint64_t> FindRxSocket(const std::string& name) const;
+  Result<std::vector<QueueRef>> FindQueues(const Caller& caller, const std::string& name,
+                                           const QueueIds& queues) const;
+  // The caller's bindings must keep `queues` away from nobody whom it does not see.
+  Status CheckQueues(const Caller& caller, const std::vector<QueueRef>& queues);
+  Result<std::uint64_t> FindBinding(const Caller& caller, const std::string& name) const;
+  // Sees it, or is a tenant that may be lent its pages.
+  static bool MayBeLent(const Caller& caller, const Binding& binding);
+  // In which a rx socket may be lent frames: ids. None: in any.
+  Result<std::vector<std::uint64_t>> FindLenders(const Caller& caller,
+                                                 const v1::OpenRxSocketRequest& request) const;
+  // Of a rx socket for which `asked`; 0: no limit.
+  static std::uint32_t MaxHeldFragments(const Caller& caller, std::uint32_t asked);
   using Names = google::protobuf::RepeatedPtrField<std::string>;
   // What a rule is to deliver to: ids.
-  Result<std::vector<std::uint64_t>> FindReceivers(const Names& names,
-                                                   const std::string& session_key) const;
-  // The rule `id`, if the session with this key may change it and no STRICT rx socket objects.
-  Result<Flow*> FindChangeableFlow(std::uint64_t id, const std::string& session_key, bool force);
-  Result<FlowMatch> ResolveMatch(const v1::Match& match) const;
-  Result<QueueRef> ResolveSteering(const v1::AddFlowRequest& request) const;
+  Result<std::vector<std::uint64_t>> FindReceivers(const Caller& caller, const Names& names) const;
+  // The rule `id`, if the caller sees it and no STRICT rx socket objects.
+  Result<Flow*> FindChangeableFlow(const Caller& caller, std::uint64_t id, bool force);
+  Result<FlowMatch> ResolveMatch(const Caller& caller, const v1::Match& match) const;
+  // Whether the caller's tenant may claim these frames.
+  Status CheckClaim(const Caller& caller, const v1::Match& match, const FlowMatch& resolved) const;
+  Result<QueueRef> ResolveSteering(const Caller& caller, const v1::AddFlowRequest& request) const;
 
-  v1::Port PortMessage(std::uint32_t port);
+  v1::Port PortMessage(const Caller& caller, std::uint32_t port);
   Result<v1::Binding> BindingMessage(std::uint64_t id);
   Result<v1::RxSocket> RxSocketMessage(std::uint64_t id, bool audit, bool held);
   Result<v1::Held> HeldMessage(std::uint64_t rx_socket);
@@ -186,13 +259,15 @@ class Manager {
   void ForgetFlows(const std::vector<std::uint64_t>& gone, const std::vector<FlowRule>& changed);
 
   Dataplane& dataplane_;
+  const Access access_;
   const std::function<Clock::time_point()> now_;
   std::vector<Port> ports_;
   std::map<std::uint64_t, Binding> bindings_;     // by id, as the dataplane gave it
   std::map<std::uint64_t, RxSocket> rx_sockets_;  // the same
   std::map<std::uint64_t, Flow> flows_;           // by id
   std::map<std::pair<std::int32_t, FlowMatch>, std::uint64_t> rule_ids_;  // by priority, match
-  std::map<SessionId, std::string> sessions_;                             // key of each
+  std::map<SessionId, SessionState> sessions_;
+  std::map<std::string, std::weak_ptr<User>> users_;  // by name; while they have something
   std::uint64_t last_flow_ = 0;
   std::uint64_t last_session_ = 0;
 };

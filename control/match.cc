@@ -128,4 +128,20 @@ Result<FlowMatch> ParseMatch(const v1::Match& match) {
   return parsed;
 }
 
+bool Covers(const FlowMatch& outer, const FlowMatch& inner) {
+  const auto same = [](const auto& wide, const auto& narrow) { return !wide || wide == narrow; };
+  const auto within = [](const IpPrefix& wide, IpPrefix narrow) {
+    if (wide.family == IpFamily::kNone) return true;
+    if (wide.family != narrow.family || wide.length > narrow.length) return false;
+    narrow.length = wide.length;
+    (void)ClearHostBits(narrow);
+    return narrow == wide;
+  };
+  return same(outer.port, inner.port) && same(outer.queue, inner.queue) &&
+         same(outer.vlan, inner.vlan) && within(outer.source, inner.source) &&
+         within(outer.destination, inner.destination) && same(outer.protocol, inner.protocol) &&
+         same(outer.source_port, inner.source_port) &&
+         same(outer.destination_port, inner.destination_port);
+}
+
 }  // namespace rxtoken

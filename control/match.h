@@ -22,4 +22,7 @@ Result<IpPrefix> ParsePrefix(const std::string& field, const std::string& text);
 // Errors: kInvalidArgument  as Flows.AddFlow in flow.proto
 Result<FlowMatch> ParseMatch(const v1::Match& match);
 
+// Whether every frame that `inner` matches is one that `outer` matches.
+bool Covers(const FlowMatch& outer, const FlowMatch& inner);
+
 }  // namespace rxtoken

@@ -21,11 +21,15 @@ Status Failed(const std::string& path, const std::string& reason) {
   return Status(Code::kFailedPrecondition, "run directory '" + path + "': " + reason);
 }
 
-Status MakeDirectory(const std::string& path) {
+Status MakeDirectory(const std::string& path, std::optional<gid_t> gid) {
   namespace fs = std::filesystem;
   std::error_code error;
   if (fs::create_directories(path, error)) {
-    fs::permissions(path, fs::perms(0755), error);
+    if (gid && chown(path.c_str(), static_cast<uid_t>(-1), *gid) != 0) {
+      return Failed(path, "cannot give it to group " + std::to_string(*gid) + ": " +
+                              strerror(errno) + "; be a member, or use another access.group");
+    }
+    fs::permissions(path, fs::perms(gid ? 0750 : 0700), error);
   }
   struct stat info;
   if (error || stat(path.c_str(), &info) != 0) {
@@ -90,14 +94,14 @@ std::string DefaultRunDir() {
   return "/tmp/rxtoken-" + std::to_string(geteuid());
 }
 
-Result<RunDir> RunDir::Claim(const std::string& path) {
+Result<RunDir> RunDir::Claim(const std::string& path, std::optional<gid_t> gid) {
   constexpr std::size_t kLongest = sizeof(sockaddr_un::sun_path) - sizeof("/descriptors.sock");
   if (path.empty() || path.size() > kLongest) {
     return Status(Code::kInvalidArgument,
                   "run directory '" + path + "': the path has " + std::to_string(path.size()) +
                       " bytes; a socket address has room for 1.." + std::to_string(kLongest));
   }
-  const Status made = MakeDirectory(path);
+  const Status made = MakeDirectory(path, gid);
   if (!made.ok()) return made;
   Result<UniqueFd> lock = Lock(path);
   if (!lock.ok()) return lock.status();
@@ -105,13 +109,13 @@ Result<RunDir> RunDir::Claim(const std::string& path) {
     const Status removed = RemoveStaleSocket(socket);
     if (!removed.ok()) return removed;
   }
-  return RunDir(path, *std::move(lock));
+  return RunDir(path, gid, *std::move(lock));
 }
 
 RunDir::~RunDir() {
   if (!lock_.valid()) return;
-  unlink(api_socket().c_str());
-  unlink(descriptor_socket().c_str());
+  unlink(api_socket().path.c_str());
+  unlink(descriptor_socket().path.c_str());
 }
 
 }  // namespace rxtoken

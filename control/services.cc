@@ -16,11 +16,14 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <fstream>
 #include <future>
 #include <limits>
 #include <optional>
 #include <semaphore>
+#include <sstream>
 #include <string>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -32,6 +35,7 @@
 #include "rxtoken/v1/flow.grpc.pb.h"
 #include "rxtoken/v1/port.grpc.pb.h"
 #include "rxtoken/v1/rx_socket.grpc.pb.h"
+#include "rxtoken/v1/session.grpc.pb.h"
 #include "rxtoken/v1/token.grpc.pb.h"
 
 namespace rxtoken {
@@ -67,42 +71,64 @@ ControlLoop::Clock::time_point Deadline(const grpc::ServerContext& context) {
          std::min(left, std::chrono::system_clock::duration(kLongestWait));
 }
 
-// Runs `work`, which answers a Result<Response>, on the control loop.
-template <typename Response, typename Work>
-grpc::Status Answer(ControlLoop& loop, const grpc::ServerContext& context, Response* response,
-                    Work work) {
-  Result<Response> result = loop.Run(Deadline(context), std::move(work));
-  if (!result.ok()) return ToGrpc(result.status());
-  *response = *std::move(result);
-  return grpc::Status::OK;
-}
-
 struct Daemon {
   ControlLoop& loop;
   Manager& manager;
 };
 
+// The key of a session that the call's metadata has; empty if it has none.
+std::string MetadataKey(const grpc::ServerContext& context) {
+  const auto& metadata = context.client_metadata();
+  const auto found = metadata.find("rxtoken-session");
+  return found == metadata.end() ? "" : std::string(found->second.data(), found->second.size());
+}
+
+// The name in the certificate of the caller, who comes by TCP; empty if there is none.
+std::string CertificateName(const grpc::ServerContext& context) {
+  const auto auth = context.auth_context();
+  if (!auth || !auth->IsPeerAuthenticated()) return "";
+  for (const char* property : {GRPC_X509_SAN_PROPERTY_NAME, GRPC_X509_CN_PROPERTY_NAME}) {
+    const auto names = auth->FindPropertyValues(property);
+    if (!names.empty()) return std::string(names[0].data(), names[0].size());
+  }
+  return "";
+}
+
+// Runs `work`, which answers a Result of its caller and the request, on the control loop.
+template <typename Request, typename Work>
+auto Call(const Daemon& daemon, const grpc::ServerContext& context, const Request& request,
+          Work work) {
+  using Answer = std::invoke_result_t<Work&, const Caller&, const Request&>;
+  Manager::Claim claim;
+  if constexpr (requires { request.session(); }) claim.request_key = request.session();
+  claim.metadata_key = MetadataKey(context);
+  claim.certificate_name = CertificateName(context);
+  return daemon.loop.Run(Deadline(context), [&]() -> Answer {
+    const Result<Caller> caller = daemon.manager.Identify(claim);
+    if (!caller.ok()) return caller.status();
+    return work(*caller, request);
+  });
+}
+
 // Handlers that only convert. What they do and which errors they have is said in the .proto
 // file, and done in the manager.
-#define RXTOKEN_HANDLER(Method, Response)                                               \
-  grpc::Status Method(grpc::ServerContext* context, const v1::Method##Request* request, \
-                      v1::Response* response) override {                                \
-    return Answer(daemon_.loop, *context, response,                                     \
-                  [&] { return daemon_.manager.Method(*request); });                    \
-  }
-
-// The same for requests without content.
-#define RXTOKEN_LIST_HANDLER(Method)                                                           \
-  grpc::Status Method(grpc::ServerContext* context, const v1::Method##Request*,                \
-                      v1::Method##Response* response) override {                               \
-    return Answer(daemon_.loop, *context, response, [&] { return daemon_.manager.Method(); }); \
+#define RXTOKEN_HANDLER(Method, Response)                                                \
+  grpc::Status Method(grpc::ServerContext* context, const v1::Method##Request* request,  \
+                      v1::Response* response) override {                                 \
+    Result<v1::Response> result =                                                        \
+        Call(daemon_, *context, *request, [&](const Caller& caller, const auto& asked) { \
+          return daemon_.manager.Method(caller, asked);                                  \
+        });                                                                              \
+    if (!result.ok()) return ToGrpc(result.status());                                    \
+    *response = *std::move(result);                                                      \
+    return grpc::Status::OK;                                                             \
   }
 
 class PortsService final : public v1::Ports::Service {
  public:
   explicit PortsService(Daemon daemon) : daemon_(daemon) {}
   RXTOKEN_HANDLER(GetPort, Port)
-  RXTOKEN_LIST_HANDLER(ListPorts)
+  RXTOKEN_HANDLER(ListPorts, ListPortsResponse)
 
  private:
   const Daemon daemon_;
@@ -115,7 +141,7 @@ class BindingsService final : public v1::Bindings::Service {
   RXTOKEN_HANDLER(AttachQueues, Binding)
   RXTOKEN_HANDLER(Unbind, Binding)
   RXTOKEN_HANDLER(GetBinding, Binding)
-  RXTOKEN_LIST_HANDLER(ListBindings)
+  RXTOKEN_HANDLER(ListBindings, ListBindingsResponse)
 
  private:
   const Daemon daemon_;
@@ -139,14 +165,32 @@ class FlowsService final : public v1::Flows::Service {
   RXTOKEN_HANDLER(AddFlow, Flow)
   RXTOKEN_HANDLER(UpdateFlow, Flow)
   RXTOKEN_HANDLER(DeleteFlow, DeleteFlowResponse)
-  RXTOKEN_LIST_HANDLER(ListFlows)
+  RXTOKEN_HANDLER(ListFlows, ListFlowsResponse)
+
+ private:
+  const Daemon daemon_;
+};
+
+class SessionsService final : public v1::Sessions::Service {
+ public:
+  explicit SessionsService(Daemon daemon) : daemon_(daemon) {}
+  grpc::Status OpenSession(grpc::ServerContext* context, const v1::OpenSessionRequest* request,
+                           v1::OpenSessionResponse* response) override {
+    const Credentials credentials = {.certificate_name = CertificateName(*context)};
+    Result<v1::OpenSessionResponse> result = daemon_.loop.Run(
+        Deadline(*context), [&] { return daemon_.manager.OpenSession(credentials, *request); });
+    if (!result.ok()) return ToGrpc(result.status());
+    *response = *std::move(result);
+    return grpc::Status::OK;
+  }
+  RXTOKEN_HANDLER(KeepAlive, KeepAliveResponse)
+  RXTOKEN_HANDLER(CloseSession, CloseSessionResponse)
 
  private:
   const Daemon daemon_;
 };
 
 #undef RXTOKEN_HANDLER
-#undef RXTOKEN_LIST_HANDLER
 
 // Waits for the doorbell, but not longer than kStreamNap.
 void WaitForDoorbell(int doorbell) {
@@ -205,7 +249,7 @@ class TokensService final : public v1::Tokens::Service {
   grpc::Status ReturnTokens(grpc::ServerContext* context, const v1::ReturnTokensRequest* request,
                             v1::ReturnTokensResponse* response) override {
     Status status = CheckRanges(*request);
-    if (status.ok()) status = ReturnInChunks(Deadline(*context), *request, *response);
+    if (status.ok()) status = ReturnInChunks(*context, *request, *response);
     return ToGrpc(status);
   }
 
@@ -213,7 +257,9 @@ class TokensService final : public v1::Tokens::Service {
   grpc::Status ReceiveAdmitted(grpc::ServerContext& context, const v1::ReceiveRequest& request,
                                grpc::ServerWriter<v1::ReceiveResponse>& writer) {
     Result<Manager::Stream> stream =
-        daemon_.loop.Run(Deadline(context), [&] { return daemon_.manager.BeginStream(request); });
+        Call(daemon_, context, request, [&](const Caller& caller, const auto& asked) {
+          return daemon_.manager.BeginStream(caller, asked);
+        });
     if (!stream.ok()) return ToGrpc(stream.status());
     const grpc::Status status = Deliver(context, request, *stream, writer);
     // Unavailable when the daemon stops: then everything goes anyway.
@@ -272,12 +318,12 @@ class TokensService final : public v1::Tokens::Service {
   }
 
   // Precondition: CheckRanges(request).ok().
-  Status ReturnInChunks(ControlLoop::Clock::time_point deadline,
-                        const v1::ReturnTokensRequest& request,
+  Status ReturnInChunks(const grpc::ServerContext& context, const v1::ReturnTokensRequest& request,
                         v1::ReturnTokensResponse& response) {
-    const Result<std::uint64_t> rx_socket = daemon_.loop.Run(deadline, [&] {
-      return daemon_.manager.FindOwnRxSocket(request.rx_socket(), request.session());
-    });
+    const Result<std::uint64_t> rx_socket =
+        Call(daemon_, context, request, [&](const Caller& caller, const auto& asked) {
+          return daemon_.manager.FindRxSocket(caller, asked.rx_socket());
+        });
     if (!rx_socket.ok()) return rx_socket.status();
 
     for (int i = 0; i < request.ranges_size(); i++) response.add_results();
@@ -300,7 +346,7 @@ class TokensService final : public v1::Tokens::Service {
           done = 0;
         }
       }
-      const Result<std::vector<RangeResult>> results = daemon_.loop.Run(deadline, [&] {
+      const Result<std::vector<RangeResult>> results = daemon_.loop.Run(Deadline(context), [&] {
         return daemon_.manager.ReturnTokens(*rx_socket, chunk, request.all_or_nothing());
       });
       if (!results.ok()) return results.status();
@@ -331,6 +377,8 @@ class TokensService final : public v1::Tokens::Service {
 // Thread-safety: the control thread only.
 class ApiConnections {
  public:
+  static constexpr std::int64_t kRemote = -1;
+
   explicit ApiConnections(ControlLoop& loop) : loop_(loop) {
     rlimit limit = {};
     getrlimit(RLIMIT_NOFILE, &limit);
@@ -340,11 +388,11 @@ class ApiConnections {
     for (const auto& [fd, connection] : connections_) loop_.Unwatch(fd);
   }
 
-  // True: gRPC may have it.
-  bool Add(int socket, const Credentials& peer) {
+  // True: gRPC may have it. `user` is a user id, or kRemote.
+  bool Add(int socket, std::int64_t user) {
     const auto of_user =
         std::count_if(connections_.begin(), connections_.end(),
-                      [&](const auto& entry) { return entry.second.peer.uid == peer.uid; });
+                      [&](const auto& entry) { return entry.second.user == user; });
     UniqueFd watched(fcntl(socket, F_DUPFD_CLOEXEC, 0));
     const int fd = watched.get();
     const bool added =
@@ -352,11 +400,10 @@ class ApiConnections {
         static_cast<std::size_t>(of_user) < (max_ + 1) / 2 &&
         loop_.Watch(fd, /*events=*/0, [this, fd](std::uint32_t) { Forget(fd); }).ok();
     if (added) {
-      connections_.emplace(fd, Connection{std::move(watched), peer});
+      connections_.emplace(fd, Connection{std::move(watched), user});
     } else if (const auto suppressed = log_limit_.Pass()) {
       LogWarning("api_connection_refused", {{"reason", "too many connections"},
-                                            {"pid", peer.pid},
-                                            {"uid", peer.uid},
+                                            {"uid", user},
                                             {"connections", connections_.size()},
                                             {"suppressed", *suppressed}});
     }
@@ -371,7 +418,7 @@ class ApiConnections {
  private:
   struct Connection {
     UniqueFd socket;
-    Credentials peer;
+    std::int64_t user;
   };
 
   void Forget(int fd) {
@@ -385,6 +432,41 @@ class ApiConnections {
   LogLimit log_limit_;
 };
 
+Result<std::string> ReadFile(const std::string& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  if (file && !text.str().empty()) return text.str();
+  return Status(Code::kInvalidArgument, "listen: '" + path + "' cannot be read");
+}
+
+// What clients by TCP must show. Errors: kInvalidArgument
+Result<std::shared_ptr<grpc::ServerCredentials>> CredentialsFor(const TcpOptions& tcp) {
+  const bool none = tcp.certificate.empty() && tcp.key.empty() && tcp.client_ca.empty();
+  if (none && (tcp.address.empty() || IsLoopback(tcp.address))) {
+    return grpc::InsecureServerCredentials();
+  }
+  if (tcp.certificate.empty() || tcp.key.empty() || tcp.client_ca.empty()) {
+    return Status(Code::kInvalidArgument,
+                  "listen: '" + tcp.address +
+                      "' is for other hosts, or only some of certificate, key and client_ca are "
+                      "given; give all three, or listen on 127.0.0.1");
+  }
+  const Result<std::string> certificate = ReadFile(tcp.certificate);
+  if (!certificate.ok()) return certificate.status();
+  const Result<std::string> key = ReadFile(tcp.key);
+  if (!key.ok()) return key.status();
+  const Result<std::string> client_ca = ReadFile(tcp.client_ca);
+  if (!client_ca.ok()) return client_ca.status();
+  grpc::SslServerCredentialsOptions options(
+      GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  options.pem_root_certs = *client_ca;
+  options.pem_key_cert_pairs.push_back({*key, *certificate});
+  return grpc::SslServerCredentials(options);
+}
+
+using ConnectionAcceptor = grpc::experimental::ExternalConnectionAcceptor;
+
 class GrpcServer final : public ApiServer {
  public:
   explicit GrpcServer(Daemon daemon)
@@ -394,9 +476,12 @@ class GrpcServer final : public ApiServer {
         bindings_(daemon),
         rx_sockets_(daemon),
         flows_(daemon),
-        tokens_(daemon) {}
+        tokens_(daemon),
+        sessions_(daemon) {}
 
-  Status Listen(const std::string& path) {
+  Status Listen(const SocketPlace& place, const TcpOptions& tcp) {
+    auto tcp_credentials = CredentialsFor(tcp);
+    if (!tcp_credentials.ok()) return tcp_credentials.status();
     // Never given back: the last grpc_shutdown() of a process waits up to 10 s for a thread
     // that polls.
     grpc_init();
@@ -408,6 +493,8 @@ class GrpcServer final : public ApiServer {
     using Builder = grpc::ServerBuilder::experimental_type;
     acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
         Builder::ExternalConnectionType::FROM_FD, grpc::InsecureServerCredentials());
+    tcp_acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
+        Builder::ExternalConnectionType::FROM_FD, *tcp_credentials);
     builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
     builder.SetResourceQuota(quota);
     builder.RegisterService(&ports_);
@@ -415,22 +502,23 @@ class GrpcServer final : public ApiServer {
     builder.RegisterService(&rx_sockets_);
     builder.RegisterService(&flows_);
     builder.RegisterService(&tokens_);
+    builder.RegisterService(&sessions_);
     server_ = builder.BuildAndStart();
-    if (!server_) return Status(Code::kFailedPrecondition, "gRPC does not start");
-    return OnLoop([&] {
-      auto listener = Listener::Start(
-          loop_, path, SOCK_STREAM,
-          [this](UniqueFd socket, const Credentials& peer) { Serve(std::move(socket), peer); });
-      if (listener.ok()) listener_ = *std::move(listener);
-      return listener.status();
-    });
+    if (!server_) {
+      return Status(Code::kFailedPrecondition,
+                    "gRPC does not start; are the certificate and its key well-formed?");
+    }
+    return OnLoop([&] { return StartListeners(place, tcp); });
   }
+
+  std::string tcp_address() const override { return tcp_address_; }
 
   ~GrpcServer() override {
     if (!server_) return;
     tokens_.Stop();
     (void)OnLoop([&] {
       listener_.reset();
+      tcp_listener_.reset();
       return Status();
     });
     server_->GetHealthCheckService()->SetServingStatus(false);
@@ -457,31 +545,54 @@ class GrpcServer final : public ApiServer {
     return loop_.Run(ControlLoop::Clock::time_point::max(), work);
   }
 
-  void Serve(UniqueFd socket, const Credentials& peer) {
-    if (!connections_->Add(socket.get(), peer)) return;
-    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+  Status StartListeners(const SocketPlace& place, const TcpOptions& tcp) {
+    auto listener = Listener::Start(loop_, place, SOCK_STREAM,
+                                    [this](UniqueFd socket, const Credentials& peer) {
+                                      Serve(std::move(socket), peer.uid, *acceptor_);
+                                    });
+    if (!listener.ok()) return listener.status();
+    listener_ = *std::move(listener);
+    if (tcp.address.empty()) return Status();
+    auto tcp_listener =
+        Listener::StartTcp(loop_, tcp.address, [this](UniqueFd socket, const Credentials&) {
+          Serve(std::move(socket), ApiConnections::kRemote, *tcp_acceptor_);
+        });
+    if (!tcp_listener.ok()) return tcp_listener.status();
+    tcp_listener_ = *std::move(tcp_listener);
+    tcp_address_ = tcp_listener_->name();
+    return Status();
+  }
+
+  void Serve(UniqueFd socket, std::int64_t user, ConnectionAcceptor& acceptor) {
+    if (!connections_->Add(socket.get(), user)) return;
+    ConnectionAcceptor::NewConnectionParameters connection;
     connection.fd = socket.Release();
-    acceptor_->HandleNewConnection(&connection);
+    acceptor.HandleNewConnection(&connection);
   }
 
   ControlLoop& loop_;
   std::unique_ptr<Listener> listener_;         // on the loop
   std::optional<ApiConnections> connections_;  // on the loop
-  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
+  std::unique_ptr<Listener> tcp_listener_;
+  std::unique_ptr<ConnectionAcceptor> acceptor_;
+  std::unique_ptr<ConnectionAcceptor> tcp_acceptor_;
+  std::string tcp_address_;
   PortsService ports_;
   BindingsService bindings_;
   RxSocketsService rx_sockets_;
   FlowsService flows_;
   TokensService tokens_;
+  SessionsService sessions_;
   std::unique_ptr<grpc::Server> server_;
 };
 
 }  // namespace
 
 Result<std::unique_ptr<ApiServer>> ApiServer::Start(ControlLoop& loop, Manager& manager,
-                                                    const std::string& path) {
+                                                    const SocketPlace& place,
+                                                    const TcpOptions& tcp) {
   auto server = std::make_unique<GrpcServer>(Daemon{loop, manager});
-  const Status status = server->Listen(path);
+  const Status status = server->Listen(place, tcp);
   if (!status.ok()) return status;
   return std::unique_ptr<ApiServer>(std::move(server));
 }

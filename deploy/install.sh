@@ -32,6 +32,7 @@ test_packages='
   libgmock-dev
   libgtest-dev
   libjudy-dev
+  openssl
   python3
   spin
   valgrind

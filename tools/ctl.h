@@ -9,6 +9,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 
@@ -29,6 +30,7 @@ struct Ctl {
   bool json = false;
   double timeout = 10;        // seconds that the daemon has for an answer
   std::function<int()> verb;  // what was asked for; answers the exit code
+  mutable std::optional<Client> client;
 
   std::shared_ptr<grpc::Channel> Channel() const {
     return grpc::CreateChannel("unix:" + run_dir + "/api.sock", grpc::InsecureChannelCredentials());
@@ -39,6 +41,8 @@ struct Ctl {
     context.set_deadline(system_clock::now() + std::chrono::duration_cast<system_clock::duration>(
                                                    std::chrono::duration<double>(timeout + more)));
   }
+  // Lets the call be ours: opens a session, if there is none yet, and names it in the metadata.
+  Status AddSession(grpc::ClientContext& context) const;
   // What a call ended with.
   Status ToStatus(const grpc::Status& status) const;
 };
@@ -58,6 +62,8 @@ Status Call(const Ctl& ctl,
     clearing = static_cast<double>(request.buffer_bytes()) / 100e6;
   }
   ctl.SetDeadline(context, clearing);
+  const Status status = ctl.AddSession(context);
+  if (!status.ok()) return status;
   return ctl.ToStatus((stub.*method)(&context, request, response));
 }
 

@@ -415,6 +415,8 @@ Status ReceiveStream(const Ctl& ctl, const RecvOptions& options, Stopper& stoppe
   request.set_hold(options.keep);
   request.set_max_messages(options.messages);
   grpc::ClientContext context;
+  status = ctl.AddSession(context);
+  if (!status.ok()) return status;
   const auto stream = stub.Receive(&context, request);
   stopper.Start([&context] { context.TryCancel(); });
   v1::ReceiveResponse response;

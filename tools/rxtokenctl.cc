@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <csignal>
 #include <future>
 #include <iomanip>
@@ -31,6 +32,19 @@ namespace rxtoken {
 int Fail(const Status& status) {
   std::cerr << "rxtokenctl: " << status.ToString() << '\n';
   return kFailed;
+}
+
+Status Ctl::AddSession(grpc::ClientContext& context) const {
+  if (!client) {
+    // Not zero, which would be without end.
+    const auto milliseconds = static_cast<std::int64_t>(std::ceil(timeout * 1000));
+    Result<Client> opened = Client::Connect(
+        {.run_dir = run_dir, .answer_timeout = std::chrono::milliseconds(milliseconds)});
+    if (!opened.ok()) return opened.status();
+    client.emplace(*std::move(opened));
+  }
+  context.AddMetadata("rxtoken-session", client->session_key());
+  return Status();
 }
 
 Status Ctl::ToStatus(const grpc::Status& status) const {

@@ -89,6 +89,7 @@ struct Client::Connection {
     if (!alive.ok()) return alive;
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + timeout);
+    context.AddMetadata("rxtoken-session", session->key());
     const grpc::Status status = (stub.*method)(&context, request, response);
     if (status.ok()) return Status();
     return Status(static_cast<Code>(status.error_code()), status.error_message());
@@ -123,12 +124,14 @@ Client::~Client() {
 }
 
 Result<Client> Client::Connect(const ConnectOptions& options) {
-  auto session = Session::Open(options.run_dir);
+  auto session = Session::Open(options.run_dir, options.answer_timeout);
   if (!session.ok()) return session.status();
   const auto channel = grpc::CreateChannel("unix:" + options.run_dir + "/api.sock",
                                            grpc::InsecureChannelCredentials());
   return Client(std::make_shared<Connection>(std::move(*session), channel));
 }
+
+const std::string& Client::session_key() const noexcept { return connection_->session->key(); }
 
 Result<BindingId> Client::Bind(const BindOptions& options) {
   v1::BindRequest request;

@@ -16,8 +16,6 @@ namespace rxtoken {
 inline namespace sdk {
 namespace {
 
-// No answer of the daemon takes this long; without it, a stopped one would hang us.
-constexpr timeval kAnswerTimeout = {10, 0};
 constexpr std::size_t kMaxFds = 3;
 
 AttachMessage Request(AttachKind kind) noexcept {
@@ -62,7 +60,8 @@ std::string Text(const AttachMessage& message) {
 
 }  // namespace
 
-Result<std::unique_ptr<Session>> Session::Open(const std::string& run_dir) {
+Result<std::unique_ptr<Session>> Session::Open(const std::string& run_dir,
+                                               std::chrono::milliseconds answer_timeout) {
   const std::string path = run_dir + "/descriptors.sock";
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
@@ -77,8 +76,10 @@ Result<std::unique_ptr<Session>> Session::Open(const std::string& run_dir) {
   if (fd.get() < 0) {
     return Status(Code::kResourceExhausted, "cannot open a socket: " + ErrnoText(errno));
   }
-  setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &kAnswerTimeout, sizeof(kAnswerTimeout));
-  setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &kAnswerTimeout, sizeof(kAnswerTimeout));
+  const timeval timeout = {.tv_sec = answer_timeout.count() / 1000,
+                           .tv_usec = answer_timeout.count() % 1000 * 1000};
+  setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
+  setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
   if (connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
     const Code code = errno == EACCES ? Code::kPermissionDenied : Code::kUnavailable;
     return Status(code, "cannot connect to " + path + ": " + ErrnoText(errno) +

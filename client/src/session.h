@@ -4,6 +4,7 @@
 // Thread-safety: all functions, by any thread; a mutex is held from request to answer.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -31,7 +32,10 @@ class Session {
  public:
   // Errors: kUnavailable if nobody listens in `run_dir`, kPermissionDenied,
   // kFailedPrecondition if the daemon speaks another version.
-  static Result<std::unique_ptr<Session>> Open(const std::string& run_dir);
+  // `answer_timeout`: without it, a daemon that is stopped would hang us.
+  static Result<std::unique_ptr<Session>> Open(
+      const std::string& run_dir,
+      std::chrono::milliseconds answer_timeout = std::chrono::milliseconds(10'000));
 
   // What gRPC requests name this session by.
   const std::string& key() const noexcept { return key_; }

@@ -7,10 +7,12 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <array>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -79,6 +81,51 @@ TEST_F(Connections, ThatTakeAllDescriptorsPauseTheOthers) {
   }
   EXPECT_NE(RawClient(daemon.run_dir()).session(), "");
   EXPECT_TRUE(Answers());
+}
+
+// Descriptors that are on their way to nobody, of our user.
+class DescriptorsInFlight {
+ public:
+  explicit DescriptorsInFlight(int count) {
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0, ends_), 0);
+    for (int i = 0; i < count; i++) {
+      char byte = 0;
+      iovec data = {&byte, 1};
+      alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control = {};
+      msghdr header = {};
+      header.msg_iov = &data;
+      header.msg_iovlen = 1;
+      header.msg_control = control.data();
+      header.msg_controllen = control.size();
+      cmsghdr* const rights = CMSG_FIRSTHDR(&header);
+      *rights = {CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS};
+      std::memcpy(CMSG_DATA(rights), &ends_[0], sizeof(int));
+      EXPECT_EQ(sendmsg(ends_[0], &header, 0), 1) << std::strerror(errno);
+    }
+  }
+  ~DescriptorsInFlight() {
+    for (const int end : ends_) close(end);
+  }
+
+ private:
+  int ends_[2] = {-1, -1};
+};
+
+TEST_F(Connections, GoOnWhenDescriptorsCannotBeSent) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to have more in flight than the daemon may";
+  RawClient client(daemon.run_dir());
+  AttachMessage map = {};
+  map.kind = static_cast<std::uint32_t>(AttachKind::kMapBuffer);
+  map.id = daemon.Bind("b0", "p0", 4096).id();
+  {
+    // The socket's queue has a limit, too.
+    std::array<std::optional<DescriptorsInFlight>, 20> in_flight;
+    for (auto& some : in_flight) some.emplace(8);
+    const AttachMessage refused = client.Ask(map);
+    EXPECT_EQ(refused.code, static_cast<std::uint32_t>(grpc::StatusCode::RESOURCE_EXHAUSTED))
+        << refused.text.data();
+  }
+  EXPECT_EQ(client.Ask(map).code, 0u) << "the session goes on";
 }
 
 // Whether it would ignore SIGTERM, if it did not look for it itself.

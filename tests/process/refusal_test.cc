@@ -230,18 +230,5 @@ TEST_F(RefusedTokens, ATailThatIsFurtherAheadThanTheRingIsLong) {
   EXPECT_EQ(daemon.GetBinding("b0").pages_free(), free_before);
 }
 
-TEST_F(RefusedTokens, AnotherSessionMayNotReturn) {
-  v1::ReturnTokensRequest request;
-  request.set_rx_socket("a");
-  request.set_session(b.session());
-  request.add_ranges()->set_first_token(of_a.front().token);
-  request.mutable_ranges(0)->set_count(1);
-  v1::ReturnTokensResponse response;
-  grpc::ClientContext context;
-  EXPECT_EQ(daemon.tokens().ReturnTokens(&context, request, &response).error_code(),
-            grpc::StatusCode::PERMISSION_DENIED);
-  ExpectOnly({}, 0);
-}
-
 }  // namespace
 }  // namespace rxtoken::test

@@ -38,6 +38,7 @@ std::string DefaultRunDir();
 
 struct ConnectOptions {
   std::string run_dir = DefaultRunDir();
+  std::chrono::milliseconds answer_timeout{10'000};  // that the daemon has to answer
 };
 
 enum class Memory {
@@ -233,6 +234,10 @@ class Client {
   Client(Client&&) noexcept;
   Client& operator=(Client&&) noexcept;
   ~Client();
+
+  // What names this session in gRPC calls beside those of the SDK: in a request's `session`, or
+  // in the metadata `rxtoken-session`. Keep it secret.
+  const std::string& session_key() const noexcept;
 
   // Creates a buffer and lets the queues receive into it, without stopping the port.
   Result<BindingId> Bind(const BindOptions& options);

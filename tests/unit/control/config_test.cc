@@ -8,6 +8,7 @@ namespace rxtoken {
 namespace {
 
 using testing::ElementsAre;
+using testing::HasSubstr;
 using testing::StrEq;
 
 std::string Error(const std::string& text) {
@@ -213,6 +214,55 @@ TEST(Flags, WhatIsMalformedIsRefused) {
     EXPECT_FALSE(ParseWorkerFlag(text).ok()) << text;
   EXPECT_EQ(ParseWorkerFlag("any").value(), -1);
   EXPECT_EQ(ParseWorkerFlag("2").value(), 2);
+}
+
+TEST(Config, SaysWhoMayDoWhatAndHowMuch) {
+  const Result<Config> config = ParseConfig("f", R"(
+access:
+  group: 0
+  admin_group: root
+  tenants:
+    - uids: [root, 1000]
+      gids: [100]
+      ports: [p0]
+      flows: [{destination: 10.1.0.0/16, protocol: 17}]
+      bindings: [b0]
+      limits: {buffer_bytes: 64MiB, held_fragments: 4096, default_held_fragments: 256}
+    - certificate_names: [rx1.example]
+limits: {sessions: 3}
+)");
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config->access_gid, 0u);
+  const Access& access = config->access;
+  EXPECT_TRUE(access.configured);
+  EXPECT_EQ(access.admin_gid, 0u);
+  ASSERT_EQ(access.tenants.size(), 2u);
+  const Tenant& tenant = access.tenants[0];
+  EXPECT_THAT(tenant.uids, ElementsAre(0, 1000));
+  EXPECT_THAT(tenant.gids, ElementsAre(100));
+  EXPECT_THAT(*tenant.ports, ElementsAre("p0"));
+  EXPECT_EQ(tenant.flows->at(0).destination(), "10.1.0.0/16");
+  EXPECT_THAT(tenant.bindings, ElementsAre("b0"));
+  const auto of = [](const Limits& limits, Resource resource) {
+    return limits.amounts[static_cast<std::size_t>(resource)];
+  };
+  EXPECT_EQ(of(tenant.limits, Resource::kBufferBytes), 64u << 20);
+  EXPECT_EQ(of(tenant.limits, Resource::kHeldFragments), 4096u);
+  EXPECT_EQ(tenant.limits.default_held_fragments, 256u);
+  EXPECT_EQ(of(tenant.limits, Resource::kSessions), of(DefaultLimits(), Resource::kSessions));
+  EXPECT_FALSE(access.tenants[1].ports.has_value());
+  EXPECT_THAT(access.tenants[1].certificate_names, ElementsAre("rx1.example"));
+  EXPECT_EQ(of(access.limits, Resource::kSessions), 3u);
+}
+
+TEST(Config, AccessNamesUsersThatExist) {
+  const auto refused = [](const std::string& text) {
+    return ParseConfig("f", text).status().message();
+  };
+  EXPECT_THAT(refused("access: {group: no-such-group}"), HasSubstr("a group of this host"));
+  EXPECT_THAT(refused("access: {tenants: [{uids: [no-such-user]}]}"),
+              HasSubstr("access.tenants[0].uids[0]: 'no-such-user'"));
+  EXPECT_THAT(refused("access: {tenants: [{ports: [p0]}]}"), HasSubstr("uids, gids"));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "tests/unit/control/fake_dataplane.h"
 
@@ -12,6 +13,10 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Pair;
+
+constexpr uid_t kAlice = 4001;
+constexpr uid_t kBob = 4002;
+constexpr gid_t kAdmins = 4003;
 
 class ManagerTest : public testing::Test {
  protected:
@@ -23,7 +28,20 @@ class ManagerTest : public testing::Test {
     EXPECT_TRUE(manager_.OpenPort(port).ok());
   }
 
-  Manager::Session NewSession() { return manager_.StartSession(1, 1).value(); }
+  // Of an administrator, unless another user is named.
+  Manager::Session NewSession(uid_t uid = geteuid()) {
+    return manager_.StartSession({.pid = 1, .uid = uid}).value();
+  }
+  // Makes a call for the user of the request's session.
+  template <typename Response, typename Request>
+  Result<Response> Call(Result<Response> (Manager::*method)(const Caller&, const Request&),
+                        const Request& request) {
+    std::string key;
+    if constexpr (requires { request.session(); }) key = request.session();
+    const Result<Caller> caller = manager_.Identify({.request_key = key});
+    if (!caller.ok()) return caller.status();
+    return (manager_.*method)(*caller, request);
+  }
 
   Result<v1::Binding> Bind(const std::string& name, std::uint32_t queue,
                            const std::string& session = "") {
@@ -33,7 +51,7 @@ class ManagerTest : public testing::Test {
     request.set_buffer_bytes(1 << 20);
     request.add_queues()->set_port("p0");
     request.mutable_queues(0)->set_queue(queue);
-    return manager_.Bind(request);
+    return Call(&Manager::Bind, request);
   }
   Result<v1::Binding> Unbind(const std::string& name, const std::string& session = "",
                              std::uint32_t drain_timeout_ms = 0) {
@@ -41,7 +59,7 @@ class ManagerTest : public testing::Test {
     request.set_name(name);
     request.set_session(session);
     request.set_drain_timeout_ms(drain_timeout_ms);
-    return manager_.Unbind(request);
+    return Call(&Manager::Unbind, request);
   }
 
   Result<v1::Binding> AttachQueue(const std::string& name, std::uint32_t queue,
@@ -51,21 +69,21 @@ class ManagerTest : public testing::Test {
     request.set_session(session);
     request.add_queues()->set_port("p0");
     request.mutable_queues(0)->set_queue(queue);
-    return manager_.AttachQueues(request);
+    return Call(&Manager::AttachQueues, request);
   }
 
   Result<v1::OpenRxSocketResponse> Open(const std::string& name, const std::string& session = "") {
     v1::OpenRxSocketRequest request;
     request.set_name(name);
     request.set_session(session);
-    return manager_.OpenRxSocket(request);
+    return Call(&Manager::OpenRxSocket, request);
   }
   Result<v1::CloseRxSocketResponse> Close(const std::string& name,
                                           const std::string& session = "") {
     v1::CloseRxSocketRequest request;
     request.set_name(name);
     request.set_session(session);
-    return manager_.CloseRxSocket(request);
+    return Call(&Manager::CloseRxSocket, request);
   }
   Code AttachCode(SessionId session, const std::string& secret) {
     const Result<Manager::Attached> attached = manager_.Attach(session, secret);
@@ -76,7 +94,7 @@ class ManagerTest : public testing::Test {
     v1::ReceiveRequest request;
     request.set_rx_socket(name);
     request.set_session(session);
-    return manager_.BeginStream(request);
+    return Call(&Manager::BeginStream, request);
   }
 
   Result<v1::Flow> Add(const std::string& rx_socket, std::uint32_t vlan,
@@ -86,7 +104,7 @@ class ManagerTest : public testing::Test {
     request.add_rx_sockets(rx_socket);
     request.set_priority(priority);
     request.set_session(session);
-    return manager_.AddFlow(request);
+    return Call(&Manager::AddFlow, request);
   }
 
   Result<v1::Flow> AddTo(const std::vector<std::string>& rx_sockets, std::uint32_t vlan,
@@ -95,7 +113,7 @@ class ManagerTest : public testing::Test {
     request.mutable_match()->set_vlan(vlan);
     request.mutable_rx_sockets()->Assign(rx_sockets.begin(), rx_sockets.end());
     request.set_session(session);
-    return manager_.AddFlow(request);
+    return Call(&Manager::AddFlow, request);
   }
   // A STRICT rx socket with an application attached, over the session `owner`.
   void OpenStrict(const std::string& name, const Manager::Session& owner) {
@@ -103,7 +121,8 @@ class ManagerTest : public testing::Test {
     request.set_name(name);
     request.set_session(owner.key);
     request.set_steering(v1::STEERING_STRICT);
-    ASSERT_EQ(AttachCode(owner.id, manager_.OpenRxSocket(request)->attach_secret()), Code::kOk);
+    ASSERT_EQ(AttachCode(owner.id, Call(&Manager::OpenRxSocket, request)->attach_secret()),
+              Code::kOk);
   }
   std::vector<std::uint64_t> Receivers(std::size_t rule) const {
     return dataplane_.rules.at(rule).rx_sockets;
@@ -111,7 +130,7 @@ class ManagerTest : public testing::Test {
 
   Manager::Clock::time_point now_ = Manager::Clock::time_point(std::chrono::hours(1));
   FakeDataplane dataplane_;
-  Manager manager_{dataplane_, [this] { return now_; }};
+  Manager manager_{dataplane_, {}, [this] { return now_; }};
 };
 
 TEST_F(ManagerTest, NamesKeepToTheirSyntax) {
@@ -138,7 +157,7 @@ TEST_F(ManagerTest, UnknownPortsQueuesAndSessionsAreNotFound) {
   EXPECT_EQ(Bind("b", 0, std::string(32, '0')).status().code(), Code::kNotFound);
   v1::GetPortRequest request;
   request.set_name("p1");
-  EXPECT_EQ(manager_.GetPort(request).status().code(), Code::kNotFound);
+  EXPECT_EQ(Call(&Manager::GetPort, request).status().code(), Code::kNotFound);
 }
 
 TEST_F(ManagerTest, ABindingDrainsUntilItIsReaped) {
@@ -150,7 +169,7 @@ TEST_F(ManagerTest, ABindingDrainsUntilItIsReaped) {
   EXPECT_TRUE(manager_.ReapBindings());
   dataplane_.drained.insert(id);
   EXPECT_FALSE(manager_.ReapBindings());
-  EXPECT_EQ(manager_.ListBindings()->bindings_size(), 0);
+  EXPECT_EQ(Call(&Manager::ListBindings, v1::ListBindingsRequest())->bindings_size(), 0);
   EXPECT_TRUE(Bind("b", 0).ok());
 }
 
@@ -160,13 +179,15 @@ TEST_F(ManagerTest, WhatIsStillHeldAtTheDrainDeadlineIsRevoked) {
   EXPECT_EQ(Unbind("b", "", 100)->drain_left_ms(), 100u);
   now_ += milliseconds(99);
   EXPECT_TRUE(manager_.ReapBindings());
-  EXPECT_EQ(manager_.ListBindings()->bindings(0).drain_left_ms(), 1u);
+  EXPECT_EQ(Call(&Manager::ListBindings, v1::ListBindingsRequest())->bindings(0).drain_left_ms(),
+            1u);
   EXPECT_THAT(dataplane_.calls, ElementsAre("Unbind b"));
   now_ += milliseconds(1);
   EXPECT_TRUE(manager_.ReapBindings());
   EXPECT_TRUE(manager_.ReapBindings());
   EXPECT_THAT(dataplane_.calls, ElementsAre("Unbind b", "Revoke b"));
-  EXPECT_FALSE(manager_.ListBindings()->bindings(0).has_drain_left_ms());
+  EXPECT_FALSE(
+      Call(&Manager::ListBindings, v1::ListBindingsRequest())->bindings(0).has_drain_left_ms());
   dataplane_.drained.insert(id);
   EXPECT_FALSE(manager_.ReapBindings());
 }
@@ -195,28 +216,28 @@ TEST_F(ManagerTest, AQueueMovesToAnotherBinding) {
   ASSERT_TRUE(Bind("b", 1).ok());
   EXPECT_EQ(AttachQueue("b", 0)->queues_size(), 2);
   EXPECT_EQ(AttachQueue("b", 2)->queues_size(), 3);
-  EXPECT_EQ(manager_.ListBindings()->bindings(0).queues_size(), 0);
+  EXPECT_EQ(Call(&Manager::ListBindings, v1::ListBindingsRequest())->bindings(0).queues_size(), 0);
   EXPECT_EQ(AttachQueue("b", 4).status().code(), Code::kNotFound);
   EXPECT_EQ(AttachQueue("c", 0).status().code(), Code::kNotFound);
   v1::AttachQueuesRequest none;
   none.set_name("b");
-  EXPECT_EQ(manager_.AttachQueues(none).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(Call(&Manager::AttachQueues, none).status().code(), Code::kInvalidArgument);
 }
 
-TEST_F(ManagerTest, QueuesAreTakenFromOwnBindingsAndFromNobodys) {
-  const auto owner = NewSession();
-  const auto other = NewSession();
-  ASSERT_TRUE(Bind("mine", 0, owner.key).ok());
-  ASSERT_TRUE(Bind("mine2", 1, owner.key).ok());
-  ASSERT_TRUE(Bind("theirs", 2, other.key).ok());
-  ASSERT_TRUE(Bind("nobodys", 3).ok());
-  EXPECT_TRUE(AttachQueue("mine", 1, owner.key).ok());
-  EXPECT_TRUE(AttachQueue("mine", 3, owner.key).ok());
-  const Status taken = AttachQueue("mine", 2, owner.key).status();
+TEST_F(ManagerTest, QueuesAreTakenFromBindingsOfTheSameUser) {
+  const auto mine = NewSession(kAlice);
+  const auto theirs = NewSession(kBob);
+  ASSERT_TRUE(Bind("mine", 0, mine.key).ok());
+  ASSERT_TRUE(Bind("mine2", 1, mine.key).ok());
+  ASSERT_TRUE(Bind("theirs", 2, theirs.key).ok());
+  EXPECT_TRUE(AttachQueue("mine", 1, mine.key).ok());
+  EXPECT_TRUE(AttachQueue("mine2", 0, NewSession(kAlice).key).ok());
+  const Status taken = AttachQueue("mine", 2, mine.key).status();
   EXPECT_EQ(taken.code(), Code::kPermissionDenied);
-  EXPECT_THAT(taken.message(), HasSubstr("'theirs'"));
-  EXPECT_EQ(AttachQueue("mine", 3, other.key).status().code(), Code::kPermissionDenied);
-  EXPECT_EQ(AttachQueue("nobodys", 0).status().code(), Code::kPermissionDenied);
+  EXPECT_THAT(taken.message(), HasSubstr("queue 2 of port 'p0'"));
+  EXPECT_EQ(Bind("mine3", 2, mine.key).status().code(), Code::kPermissionDenied);
+  EXPECT_EQ(AttachQueue("mine", 3, theirs.key).status().code(), Code::kNotFound);
+  EXPECT_TRUE(AttachQueue("mine", 2).ok()) << "by an administrator";
 }
 
 TEST_F(ManagerTest, ABindingSaysHowManyFramesAPageCarries) {
@@ -226,21 +247,22 @@ TEST_F(ManagerTest, ABindingSaysHowManyFramesAPageCarries) {
   request.set_buffer_bytes(1 << 20);
   request.set_frames_per_page(2);
   request.add_queues()->set_port("p0");
-  EXPECT_EQ(manager_.Bind(request)->frames_per_page(), 2u);
-  EXPECT_EQ(manager_.ListBindings()->bindings(1).saturated_pages(), 11u);
+  EXPECT_EQ(Call(&Manager::Bind, request)->frames_per_page(), 2u);
+  EXPECT_EQ(Call(&Manager::ListBindings, v1::ListBindingsRequest())->bindings(1).saturated_pages(),
+            11u);
 }
 
 TEST_F(ManagerTest, ABindingMayGetItsQueuesLater) {
   v1::BindRequest request;
   request.set_name("b");
   request.set_buffer_bytes(1 << 20);
-  EXPECT_EQ(manager_.Bind(request)->queues_size(), 0);
+  EXPECT_EQ(Call(&Manager::Bind, request)->queues_size(), 0);
   EXPECT_EQ(AttachQueue("b", 0)->queues_size(), 1);
 }
 
 TEST_F(ManagerTest, TheExceptionPathOfAPortIsShown) {
   ASSERT_TRUE(manager_.OpenPort({.name = "p1", .device = "fake", .exception_tap = "tap1"}).ok());
-  const auto ports = manager_.ListPorts();
+  const auto ports = Call(&Manager::ListPorts, v1::ListPortsRequest());
   EXPECT_FALSE(ports->ports(0).has_exception_path());
   const v1::ExceptionPath& path = ports->ports(1).exception_path();
   EXPECT_EQ(path.interface(), "tap1");
@@ -260,7 +282,7 @@ TEST_F(ManagerTest, ARxSocketIsOpenedWithItsOptions) {
   request.add_bindings("a");
   request.set_outside(v1::OUTSIDE_DROP);
   request.set_steering(v1::STEERING_STRICT);
-  const v1::RxSocket opened = manager_.OpenRxSocket(request)->rx_socket();
+  const v1::RxSocket opened = Call(&Manager::OpenRxSocket, request)->rx_socket();
   EXPECT_EQ(opened.max_held_fragments(), 100u);
   EXPECT_THAT(opened.bindings(), ElementsAre("b", "a"));
   EXPECT_EQ(opened.outside(), v1::OUTSIDE_DROP);
@@ -275,7 +297,8 @@ TEST_F(ManagerTest, ARxSocketIsOpenedWithItsOptions) {
   ASSERT_TRUE(Unbind("b").ok());
   dataplane_.drained.insert(b);
   manager_.ReapBindings();
-  EXPECT_THAT(manager_.ListRxSockets({})->rx_sockets(0).bindings(), ElementsAre("a"));
+  EXPECT_THAT(Call(&Manager::ListRxSockets, v1::ListRxSocketsRequest())->rx_sockets(0).bindings(),
+              ElementsAre("a"));
 }
 
 TEST_F(ManagerTest, SaysOnRequestWhatARxSocketHolds) {
@@ -285,10 +308,10 @@ TEST_F(ManagerTest, SaysOnRequestWhatARxSocketHolds) {
   dataplane_.held = {.pages = {{a, 3}, {b, 100}}, .oldest_ns = 5'000'999};
   v1::GetRxSocketRequest request;
   request.set_name("s");
-  EXPECT_FALSE(manager_.GetRxSocket(request)->statistics().has_held());
+  EXPECT_FALSE(Call(&Manager::GetRxSocket, request)->statistics().has_held());
 
   request.set_held(true);
-  const v1::RxSocketStatistics statistics = manager_.GetRxSocket(request)->statistics();
+  const v1::RxSocketStatistics statistics = Call(&Manager::GetRxSocket, request)->statistics();
 
   const v1::Held& held = statistics.held();
   EXPECT_EQ(held.pages(), 103u);
@@ -303,7 +326,7 @@ TEST_F(ManagerTest, SaysOnRequestWhatARxSocketHolds) {
   EXPECT_FALSE(statistics.hold_times(1).has_upper_us());
   v1::ListRxSocketsRequest list;
   list.set_held(true);
-  EXPECT_EQ(manager_.ListRxSockets(list)->rx_sockets(0).statistics().held().pages(), 103u);
+  EXPECT_EQ(Call(&Manager::ListRxSockets, list)->rx_sockets(0).statistics().held().pages(), 103u);
 }
 
 TEST_F(ManagerTest, ARxSocketMayNotNameABindingThatIsDraining) {
@@ -312,7 +335,7 @@ TEST_F(ManagerTest, ARxSocketMayNotNameABindingThatIsDraining) {
   v1::OpenRxSocketRequest request;
   request.set_name("s");
   request.add_bindings("b");
-  const Status status = manager_.OpenRxSocket(request).status();
+  const Status status = Call(&Manager::OpenRxSocket, request).status();
   EXPECT_EQ(status.code(), Code::kFailedPrecondition);
   EXPECT_EQ(status.message(), "rx socket 's': binding 'b' is draining; name one that is not");
 }
@@ -328,43 +351,89 @@ TEST_F(ManagerTest, RxSocketOptionsThatDoNotExistAreRefused) {
   v1::OpenRxSocketRequest request;
   request.set_name("s");
   request.set_outside(static_cast<v1::Outside>(3));
-  EXPECT_THAT(manager_.OpenRxSocket(request).status().message(), HasSubstr("outside is 3"));
+  EXPECT_THAT(Call(&Manager::OpenRxSocket, request).status().message(), HasSubstr("outside is 3"));
   request.clear_outside();
   request.set_steering(static_cast<v1::Steering>(3));
-  EXPECT_THAT(manager_.OpenRxSocket(request).status().message(), HasSubstr("steering is 3"));
+  EXPECT_THAT(Call(&Manager::OpenRxSocket, request).status().message(), HasSubstr("steering is 3"));
   request.clear_steering();
   request.add_bindings("b");
-  EXPECT_EQ(manager_.OpenRxSocket(request).status().code(), Code::kNotFound);
+  EXPECT_EQ(Call(&Manager::OpenRxSocket, request).status().code(), Code::kNotFound);
 }
 
-TEST_F(ManagerTest, OnlyTheOwnerChangesWhatIsOwned) {
-  const auto owner = NewSession();
-  const auto other = NewSession();
-  ASSERT_TRUE(Bind("b", 0, owner.key).ok());
-  ASSERT_TRUE(Open("s", owner.key).ok());
-  const std::uint64_t flow = Add("s", 1, owner.key)->id();
+TEST_F(ManagerTest, WhatBelongsToAUserIsNotThereForAnother) {
+  const auto alice = NewSession(kAlice);
+  const auto bob = NewSession(kBob);
+  ASSERT_TRUE(Bind("b", 0, alice.key).ok());
+  ASSERT_TRUE(Open("s", alice.key).ok());
   v1::DeleteFlowRequest remove;
-  remove.set_id(flow);
-  for (const std::string& key : {other.key, std::string()}) {
-    remove.set_session(key);
-    EXPECT_EQ(Unbind("b", key).status().code(), Code::kPermissionDenied);
-    EXPECT_EQ(Close("s", key).status().code(), Code::kPermissionDenied);
-    EXPECT_EQ(Stream("s", key).status().code(), Code::kPermissionDenied);
-    EXPECT_EQ(Add("s", 2, key).status().code(), Code::kPermissionDenied);
-    EXPECT_EQ(manager_.DeleteFlow(remove).status().code(), Code::kPermissionDenied);
-    EXPECT_EQ(manager_.FindOwnRxSocket("s", key).status().code(), Code::kPermissionDenied);
-  }
-  remove.set_session(owner.key);
-  EXPECT_TRUE(manager_.DeleteFlow(remove).ok());
-  EXPECT_TRUE(Close("s", owner.key).ok());
-  EXPECT_TRUE(Unbind("b", owner.key).ok());
+  remove.set_id(Add("s", 1, alice.key)->id());
+  remove.set_session(bob.key);
+  v1::UpdateFlowRequest update;
+  update.set_id(remove.id());
+  update.set_session(bob.key);
+  EXPECT_EQ(Unbind("b", bob.key).status().code(), Code::kNotFound);
+  EXPECT_EQ(Close("s", bob.key).status().code(), Code::kNotFound);
+  EXPECT_EQ(Stream("s", bob.key).status().code(), Code::kNotFound);
+  EXPECT_EQ(Add("s", 2, bob.key).status().code(), Code::kNotFound);
+  EXPECT_EQ(Call(&Manager::DeleteFlow, remove).status().code(), Code::kNotFound);
+  EXPECT_EQ(Call(&Manager::UpdateFlow, update).status().code(), Code::kNotFound);
+
+  const Caller as_bob = *manager_.Identify({.metadata_key = bob.key});
+  EXPECT_EQ(manager_.FindRxSocket(as_bob, "s").status().code(), Code::kNotFound);
+  v1::GetBindingRequest get;
+  get.set_name("b");
+  EXPECT_EQ(manager_.GetBinding(as_bob, get).status().code(), Code::kNotFound);
+  EXPECT_EQ(manager_.ListBindings(as_bob, {})->bindings_size(), 0);
+  EXPECT_EQ(manager_.ListRxSockets(as_bob, {})->rx_sockets_size(), 0);
+  EXPECT_EQ(manager_.ListFlows(as_bob, {})->flows_size(), 0);
+  EXPECT_EQ(manager_.ListPorts(as_bob, {})->ports(0).queues(0).binding(), "");
+  EXPECT_EQ(Open("s", bob.key).status().code(), Code::kAlreadyExists) << "names are for all";
+  ASSERT_TRUE(Bind("b2", 1, bob.key).ok());
+  ASSERT_TRUE(Open("s2", bob.key).ok());
+  EXPECT_THAT(Add("s2", 1, bob.key).status().message(), HasSubstr("another user's flow rule"));
 }
 
-TEST_F(ManagerTest, AnybodyChangesWhatNobodyOwns) {
-  const auto session = NewSession();
-  ASSERT_TRUE(Open("s").ok());
-  EXPECT_TRUE(Add("s", 1, session.key).ok());
-  EXPECT_EQ(Close("s", session.key)->reclaimed_fragments(), 7u);
+TEST_F(ManagerTest, SessionsOfAUserAndAdministratorsChangeWhatBelongsToTheUser) {
+  const auto alice = NewSession(kAlice);
+  ASSERT_TRUE(Bind("b", 0, alice.key).ok());
+  ASSERT_TRUE(Open("s", alice.key).ok());
+  ASSERT_TRUE(Open("t", alice.key).ok());
+  EXPECT_EQ(Call(&Manager::ListRxSockets, v1::ListRxSocketsRequest())->rx_sockets(0).user(),
+            "uid:" + std::to_string(kAlice));
+  const auto again = NewSession(kAlice);
+  EXPECT_TRUE(Add("s", 1, again.key).ok());
+  EXPECT_EQ(Close("s", again.key)->reclaimed_fragments(), 7u);
+  EXPECT_TRUE(Close("t").ok());
+  EXPECT_TRUE(Unbind("b", NewSession().key).ok());
+}
+
+TEST_F(ManagerTest, WhatIsMadeWithAKeyInTheMetadataOutlivesTheSession) {
+  const auto alice = NewSession(kAlice);
+  ASSERT_TRUE(Bind("b", 0, alice.key).ok());
+  v1::OpenRxSocketRequest open;
+  open.set_name("s");
+  const v1::RxSocket opened =
+      manager_.OpenRxSocket(*manager_.Identify({.metadata_key = alice.key}), open)->rx_socket();
+  EXPECT_FALSE(opened.owned());
+  manager_.EndSession(alice.id);
+  EXPECT_EQ(dataplane_.sockets.size(), 1u);
+  EXPECT_TRUE(Close("s", NewSession(kAlice).key).ok());
+}
+
+TEST_F(ManagerTest, ARxSocketIsLentPagesOfItsUsersBindingsOnly) {
+  const auto alice = NewSession(kAlice);
+  const auto bob = NewSession(kBob);
+  ASSERT_TRUE(Bind("theirs", 0, bob.key).ok());
+  EXPECT_EQ(Open("s", alice.key).status().code(), Code::kFailedPrecondition);
+  const std::uint64_t mine = Bind("mine", 1, alice.key)->id();
+  const v1::RxSocket opened = Open("s", alice.key)->rx_socket();
+  EXPECT_THAT(opened.bindings(), ElementsAre("mine"));
+  EXPECT_THAT(dataplane_.sockets.at(opened.id()).options.bindings, ElementsAre(mine));
+  v1::OpenRxSocketRequest request;
+  request.set_name("t");
+  request.set_session(alice.key);
+  request.add_bindings("theirs");
+  EXPECT_EQ(Call(&Manager::OpenRxSocket, request).status().code(), Code::kNotFound);
 }
 
 TEST_F(ManagerTest, ClosingARxSocketRemovesAllRulesThatNameIt) {
@@ -404,7 +473,7 @@ TEST_F(ManagerTest, ARuleGoesOnWithoutARxSocketThatEndedAndGoesWithTheLast) {
   EXPECT_THAT(Receivers(0), ElementsAre(t));
   ASSERT_TRUE(Close("t").ok());
   EXPECT_TRUE(dataplane_.rules.empty());
-  EXPECT_EQ(manager_.ListFlows()->flows_size(), 0);
+  EXPECT_EQ(Call(&Manager::ListFlows, v1::ListFlowsRequest())->flows_size(), 0);
 }
 
 TEST_F(ManagerTest, ARuleGoesOnWithoutTheRxSocketsOfASessionThatEnds) {
@@ -435,12 +504,14 @@ TEST_F(ManagerTest, ARuleNamesOneTo32RxSocketsEachOnce) {
   EXPECT_EQ(AddTo(names, 1)->rx_sockets_size(), 32);
 }
 
-TEST_F(ManagerTest, EachRxSocketOfARuleIsTheSessionsOwn) {
-  const auto owner = NewSession();
-  const auto other = NewSession();
+TEST_F(ManagerTest, EachRxSocketOfARuleIsTheUsersOwn) {
+  const auto owner = NewSession(kAlice);
+  const auto other = NewSession(kBob);
+  ASSERT_TRUE(Bind("a", 0, owner.key).ok());
+  ASSERT_TRUE(Bind("b", 1, other.key).ok());
   ASSERT_TRUE(Open("mine", owner.key).ok());
   ASSERT_TRUE(Open("theirs", other.key).ok());
-  EXPECT_EQ(AddTo({"mine", "theirs"}, 1, owner.key).status().code(), Code::kPermissionDenied);
+  EXPECT_EQ(AddTo({"mine", "theirs"}, 1, owner.key).status().code(), Code::kNotFound);
   EXPECT_TRUE(dataplane_.rules.empty());
 }
 
@@ -456,25 +527,25 @@ TEST_F(ManagerTest, AStrictRxSocketKeepsItsRulesUnlessForced) {
   remove.set_id(update.id());
   remove.set_session(session.key);
   for (const Status& status :
-       {manager_.UpdateFlow(update).status(), manager_.DeleteFlow(remove).status()}) {
+       {Call(&Manager::UpdateFlow, update).status(), Call(&Manager::DeleteFlow, remove).status()}) {
     EXPECT_EQ(status.code(), Code::kFailedPrecondition);
     EXPECT_THAT(status.message(), testing::AllOf(HasSubstr("'s'"), HasSubstr("`force`")));
   }
   EXPECT_EQ(Receivers(0).size(), 2u);
   update.set_force(true);
-  EXPECT_TRUE(manager_.UpdateFlow(update).ok());
+  EXPECT_TRUE(Call(&Manager::UpdateFlow, update).ok());
   EXPECT_EQ(Receivers(0).size(), 1u);
-  EXPECT_TRUE(manager_.DeleteFlow(remove).ok()) << "'s' is not in it any more";
+  EXPECT_TRUE(Call(&Manager::DeleteFlow, remove).ok()) << "'s' is not in it any more";
 }
 
 TEST_F(ManagerTest, StrictIsNothingWithoutAnApplicationAndDoesNotKeepARxSocketFromEnding) {
   v1::OpenRxSocketRequest open;
   open.set_name("s");
   open.set_steering(v1::STEERING_STRICT);
-  ASSERT_TRUE(manager_.OpenRxSocket(open).ok());
+  ASSERT_TRUE(Call(&Manager::OpenRxSocket, open).ok());
   v1::DeleteFlowRequest remove;
   remove.set_id(Add("s", 1)->id());
-  EXPECT_TRUE(manager_.DeleteFlow(remove).ok());
+  EXPECT_TRUE(Call(&Manager::DeleteFlow, remove).ok());
 
   const auto session = NewSession();
   OpenStrict("t", session);
@@ -491,7 +562,7 @@ TEST_F(ManagerTest, ARuleSaysWhatItDidAndWhereItIs) {
   request.add_rx_sockets("s");
   request.mutable_steer_to()->set_port("p0");
   request.mutable_steer_to()->set_queue(FakeDataplane::kHardwareQueue);
-  const v1::Flow hardware = *manager_.AddFlow(request);
+  const v1::Flow hardware = *Call(&Manager::AddFlow, request);
   EXPECT_EQ(hardware.placement(), v1::PLACEMENT_HARDWARE);
   EXPECT_EQ(hardware.steer_to().queue(), 3u);
   EXPECT_EQ(hardware.drops(), 1000u);
@@ -499,7 +570,7 @@ TEST_F(ManagerTest, ARuleSaysWhatItDidAndWhereItIs) {
 
   request.mutable_match()->set_port("p0");
   request.mutable_steer_to()->set_queue(1);
-  const v1::Flow software = *manager_.AddFlow(request);
+  const v1::Flow software = *Call(&Manager::AddFlow, request);
   EXPECT_EQ(software.placement(), v1::PLACEMENT_SOFTWARE);
   EXPECT_EQ(software.placement_reason(), "not that queue");
 
@@ -516,15 +587,15 @@ TEST_F(ManagerTest, SteeringNeedsAQueueOfTheSamePortAndNoQueueInTheMatch) {
   request.add_rx_sockets("s");
   request.mutable_match()->set_port("p1");
   request.mutable_steer_to()->set_port("p0");
-  EXPECT_EQ(manager_.AddFlow(request).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(Call(&Manager::AddFlow, request).status().code(), Code::kInvalidArgument);
   request.mutable_match()->set_port("p0");
   request.mutable_match()->set_queue(0);
-  EXPECT_EQ(manager_.AddFlow(request).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(Call(&Manager::AddFlow, request).status().code(), Code::kInvalidArgument);
   request.mutable_match()->clear_queue();
   request.mutable_steer_to()->set_queue(4);
-  EXPECT_EQ(manager_.AddFlow(request).status().code(), Code::kNotFound);
+  EXPECT_EQ(Call(&Manager::AddFlow, request).status().code(), Code::kNotFound);
   request.mutable_steer_to()->set_queue(2);
-  EXPECT_TRUE(manager_.AddFlow(request).ok());
+  EXPECT_TRUE(Call(&Manager::AddFlow, request).ok());
   EXPECT_EQ(dataplane_.rules[0].steer_to, (QueueRef{0, 2}));
 }
 
@@ -533,14 +604,14 @@ TEST_F(ManagerTest, TheSameFramesWrittenInAnotherWayConflictToo) {
   v1::AddFlowRequest request;
   request.add_rx_sockets("s");
   request.mutable_match()->set_source("0.0.0.0/0");
-  ASSERT_TRUE(manager_.AddFlow(request).ok());
+  ASSERT_TRUE(Call(&Manager::AddFlow, request).ok());
   request.mutable_match()->clear_source();
   request.mutable_match()->set_destination("0.0.0.0/0");
-  EXPECT_EQ(manager_.AddFlow(request).status().code(), Code::kAlreadyExists);
+  EXPECT_EQ(Call(&Manager::AddFlow, request).status().code(), Code::kAlreadyExists);
   request.mutable_match()->set_destination("::/0");
-  EXPECT_TRUE(manager_.AddFlow(request).ok());
+  EXPECT_TRUE(Call(&Manager::AddFlow, request).ok());
   request.mutable_match()->clear_destination();
-  EXPECT_TRUE(manager_.AddFlow(request).ok());
+  EXPECT_TRUE(Call(&Manager::AddFlow, request).ok());
 }
 
 TEST_F(ManagerTest, AMatchIsFreeAgainOnceItsRuleIsGone) {
@@ -548,8 +619,8 @@ TEST_F(ManagerTest, AMatchIsFreeAgainOnceItsRuleIsGone) {
   v1::DeleteFlowRequest remove;
   remove.set_id(Add("s", 1)->id());
   ASSERT_TRUE(Add("s", 2).ok());
-  ASSERT_TRUE(manager_.DeleteFlow(remove).ok());
-  EXPECT_EQ(manager_.DeleteFlow(remove).status().code(), Code::kNotFound);
+  ASSERT_TRUE(Call(&Manager::DeleteFlow, remove).ok());
+  EXPECT_EQ(Call(&Manager::DeleteFlow, remove).status().code(), Code::kNotFound);
   EXPECT_TRUE(Add("s", 1).ok());
   EXPECT_EQ(Add("s", 2).status().code(), Code::kAlreadyExists);
 }
@@ -571,19 +642,19 @@ TEST_F(ManagerTest, ARuleIsPointedAtAnotherRxSocketInOneStep) {
   request.set_id(Add("s", 1)->id());
   request.add_rx_sockets("t");
   dataplane_.calls.clear();
-  const Result<v1::Flow> flow = manager_.UpdateFlow(request);
+  const Result<v1::Flow> flow = Call(&Manager::UpdateFlow, request);
   EXPECT_THAT(flow->rx_sockets(), ElementsAre("t"));
   EXPECT_EQ(flow->packets(), 10u);
   EXPECT_THAT(dataplane_.calls, ElementsAre("rule 1 changed"));
   request.set_rx_sockets(0, "u");
-  EXPECT_EQ(manager_.UpdateFlow(request).status().code(), Code::kNotFound);
+  EXPECT_EQ(Call(&Manager::UpdateFlow, request).status().code(), Code::kNotFound);
 }
 
 TEST_F(ManagerTest, RulesAreListedInTheOrderInWhichTheyAreTried) {
   ASSERT_TRUE(Open("s").ok());
   ASSERT_TRUE(Add("s", 1).ok());
   ASSERT_TRUE(Add("s", 2).ok());
-  const auto list = manager_.ListFlows();
+  const auto list = Call(&Manager::ListFlows, v1::ListFlowsRequest());
   ASSERT_EQ(list->flows_size(), 2);
   EXPECT_EQ(list->flows(0).match().vlan(), 2u);
   EXPECT_EQ(list->flows(0).packets(), 20u);
@@ -596,19 +667,20 @@ TEST_F(ManagerTest, AMatchOnAQueueIsResolved) {
   request.add_rx_sockets("s");
   request.mutable_match()->set_port("p0");
   request.mutable_match()->set_queue(3);
-  ASSERT_TRUE(manager_.AddFlow(request).ok());
+  ASSERT_TRUE(Call(&Manager::AddFlow, request).ok());
   EXPECT_EQ(dataplane_.rules[0].match.port, 0u);
   EXPECT_EQ(dataplane_.rules[0].match.queue, 3u);
   request.mutable_match()->set_queue(4);
-  EXPECT_EQ(manager_.AddFlow(request).status().code(), Code::kNotFound);
+  EXPECT_EQ(Call(&Manager::AddFlow, request).status().code(), Code::kNotFound);
 }
 
-TEST_F(ManagerTest, AnAttachSecretIsGoodOnceAndForItsOwnerOnly) {
-  const auto owner = NewSession();
-  const auto other = NewSession();
+TEST_F(ManagerTest, AnAttachSecretIsGoodOnceAndForItsUserOnly) {
+  const auto owner = NewSession(kAlice);
+  const auto other = NewSession(kBob);
+  ASSERT_TRUE(Bind("b", 0, owner.key).ok());
   const std::string secret = Open("s", owner.key)->attach_secret();
   EXPECT_EQ(secret.size(), 32u);
-  EXPECT_EQ(AttachCode(other.id, secret), Code::kPermissionDenied);
+  EXPECT_EQ(AttachCode(other.id, secret), Code::kNotFound);
   EXPECT_EQ(AttachCode(owner.id, std::string(32, '0')), Code::kNotFound);
   EXPECT_EQ(AttachCode(owner.id, ""), Code::kNotFound);
   EXPECT_EQ(AttachCode(owner.id, secret), Code::kOk);
@@ -648,20 +720,254 @@ TEST_F(ManagerTest, ClosingARxSocketEndsItsStream) {
   manager_.EndStream(stream->rx_socket);  // nothing happens
 }
 
-TEST_F(ManagerTest, BuffersAreForTheirOwnerAndForSessionsWithAnAttachedRxSocket) {
-  const auto owner = NewSession();
-  const auto reader = NewSession();
+TEST_F(ManagerTest, BuffersAreForTheirUserAndForRxSocketsThatMayBeLentTheirPages) {
+  const auto owner = NewSession(kAlice);
+  const auto reader = NewSession(kBob);
   const std::uint64_t id = Bind("b", 0, owner.key)->id();
+  ASSERT_TRUE(Bind("readers", 1, reader.key).ok());
   EXPECT_TRUE(manager_.GetBufferFor(owner.id, id).ok());
-  EXPECT_EQ(manager_.GetBufferFor(reader.id, id).status().code(), Code::kPermissionDenied);
   EXPECT_EQ(manager_.GetBufferFor(owner.id, id + 99).status().code(), Code::kNotFound);
   ASSERT_EQ(AttachCode(reader.id, Open("s", reader.key)->attach_secret()), Code::kOk);
-  EXPECT_TRUE(manager_.GetBufferFor(reader.id, id).ok());
+  EXPECT_EQ(manager_.GetBufferFor(reader.id, id).status().code(), Code::kNotFound);
 }
 
 TEST_F(ManagerTest, SessionsAreLimited) {
-  for (std::size_t i = 0; i < kMaxSessions; i++) ASSERT_TRUE(manager_.StartSession(1, 1).ok());
-  EXPECT_EQ(manager_.StartSession(1, 1).status().code(), Code::kResourceExhausted);
+  const Credentials alice = {.pid = 1, .uid = kAlice};
+  for (int i = 0; i < 256; i++) ASSERT_TRUE(manager_.StartSession(alice).ok());
+  const Status refused = manager_.StartSession(alice).status();
+  EXPECT_EQ(refused.code(), Code::kResourceExhausted);
+  EXPECT_THAT(refused.message(), HasSubstr("256 of 256 sessions"));
+  for (uid_t uid = 1; uid <= 3; uid++) {
+    for (int i = 0; i < 256; i++) NewSession(kBob + uid);
+  }
+  EXPECT_EQ(manager_.StartSession({.uid = kBob}).status().code(), Code::kResourceExhausted);
+}
+
+TEST_F(ManagerTest, ASessionWithALeaseEndsUnlessItIsRenewed) {
+  using std::chrono::milliseconds;
+  const Credentials remote = {.certificate_name = "rx1.example"};
+  v1::OpenSessionRequest request;
+  EXPECT_EQ(manager_.OpenSession({.uid = kAlice}, request).status().code(),
+            Code::kPermissionDenied);
+  request.set_lease_ms(3'600'001);
+  EXPECT_EQ(manager_.OpenSession(remote, request).status().code(), Code::kInvalidArgument);
+  request.set_lease_ms(1000);
+  const std::string key = manager_.OpenSession(remote, request)->session();
+  const Manager::Claim claim = {.request_key = key, .certificate_name = "rx1.example"};
+  v1::OpenRxSocketRequest open;
+  open.set_name("s");
+  v1::BindRequest bind;
+  bind.set_name("b");
+  ASSERT_TRUE(manager_.Bind(*manager_.Identify(claim), bind).ok());
+  ASSERT_TRUE(manager_.OpenRxSocket(*manager_.Identify(claim), open).ok());
+
+  now_ += milliseconds(999);
+  manager_.EndExpiredSessions();
+  EXPECT_TRUE(manager_.KeepAlive(*manager_.Identify(claim), {}).ok());
+  now_ += milliseconds(999);
+  manager_.EndExpiredSessions();
+  EXPECT_EQ(dataplane_.sockets.size(), 1u);
+  now_ += milliseconds(1);
+  manager_.EndExpiredSessions();
+  EXPECT_TRUE(dataplane_.sockets.empty());
+  EXPECT_EQ(manager_.Identify(claim).status().code(), Code::kNotFound);
+
+  const Caller local = *manager_.Identify({.request_key = NewSession(kAlice).key});
+  EXPECT_EQ(manager_.KeepAlive(local, {}).status().code(), Code::kFailedPrecondition);
+  EXPECT_EQ(manager_.CloseSession(local, {}).status().code(), Code::kFailedPrecondition);
+}
+
+TEST_F(ManagerTest, AKeyIsForTheCertificateThatItWasGivenTo) {
+  const std::string key = manager_.OpenSession({.certificate_name = "rx1.example"}, {})->session();
+  const auto code = [&](const Manager::Claim& claim) {
+    return manager_.Identify(claim).status().code();
+  };
+  EXPECT_EQ(code({.request_key = key, .certificate_name = "rx1.example"}), Code::kOk);
+  EXPECT_EQ(code({.request_key = key, .certificate_name = "rx2.example"}), Code::kNotFound);
+  EXPECT_EQ(code({.request_key = key}), Code::kNotFound);
+  EXPECT_EQ(code({.metadata_key = NewSession(kAlice).key, .certificate_name = "rx1.example"}),
+            Code::kNotFound);
+  EXPECT_EQ(code({.certificate_name = "rx1.example"}), Code::kPermissionDenied);
+}
+
+// A tenant may do little, and have little.
+class TenantTest : public testing::Test {
+ protected:
+  static Access MakeAccess() {
+    Access access;
+    access.configured = true;
+    access.admin_gid = kAdmins;
+    Tenant& tenant = access.tenants.emplace_back();
+    tenant.uids = {kAlice};
+    tenant.ports = {"p0"};
+    tenant.flows.emplace();
+    tenant.flows->emplace_back().set_destination("10.1.0.0/16");
+    tenant.flows->emplace_back().set_vlan(7);
+    tenant.bindings = {"shared"};
+    const auto limit = [&](Resource resource, std::uint64_t amount) {
+      tenant.limits.amounts[static_cast<std::size_t>(resource)] = amount;
+    };
+    limit(Resource::kBindings, 2);
+    limit(Resource::kBufferBytes, 3 << 20);
+    limit(Resource::kRxSockets, 3);
+    limit(Resource::kRingEntries, 1024);
+    limit(Resource::kHeldFragments, 100);
+    limit(Resource::kFlows, 1);
+    limit(Resource::kStreams, 1);
+    return access;
+  }
+  TenantTest() {
+    for (const char* port : {"p0", "p1"}) {
+      EXPECT_TRUE(manager_.OpenPort({.name = port, .device = "fake"}).ok());
+    }
+    EXPECT_TRUE(manager_.CheckTenants().ok());
+    v1::BindRequest shared;
+    shared.set_name("shared");
+    shared.set_buffer_bytes(1 << 20);
+    EXPECT_TRUE(manager_.Bind(manager_.Configuration(), shared).ok());
+    session_ = manager_.StartSession({.uid = kAlice}).value();
+    alice_ = *manager_.Identify({.request_key = session_.key});
+  }
+
+  Result<v1::Binding> Bind(const std::string& name, std::uint64_t bytes,
+                           const std::string& port = "") {
+    v1::BindRequest request;
+    request.set_name(name);
+    request.set_buffer_bytes(bytes);
+    if (!port.empty()) request.add_queues()->set_port(port);
+    return manager_.Bind(alice_, request);
+  }
+  Result<v1::OpenRxSocketResponse> Open(const std::string& name, std::uint32_t ring_entries = 64,
+                                        std::uint32_t max_held_fragments = 10) {
+    v1::OpenRxSocketRequest request;
+    request.set_name(name);
+    request.set_ring_entries(ring_entries);
+    request.set_max_held_fragments(max_held_fragments);
+    return manager_.OpenRxSocket(alice_, request);
+  }
+  Result<v1::Flow> Add(const v1::Match& match) {
+    v1::AddFlowRequest request;
+    *request.mutable_match() = match;
+    request.add_rx_sockets("s");
+    return manager_.AddFlow(alice_, request);
+  }
+
+  FakeDataplane dataplane_;
+  Manager manager_{dataplane_, MakeAccess()};
+  Manager::Session session_;
+  Caller alice_;
+};
+
+TEST_F(TenantTest, WhoIsNoneGetsNoSession) {
+  EXPECT_EQ(manager_.StartSession({.uid = kBob}).status().code(), Code::kPermissionDenied);
+  EXPECT_TRUE(manager_.StartSession({.uid = kBob, .gids = {1, kAdmins}}).ok());
+  EXPECT_TRUE(manager_.StartSession({.uid = 0}).ok());
+}
+
+TEST_F(TenantTest, ACallWithoutAKeyIsRefused) {
+  const Status status = manager_.Identify({}).status();
+  EXPECT_EQ(status.code(), Code::kPermissionDenied);
+  EXPECT_THAT(status.message(), HasSubstr("descriptors.sock"));
+  EXPECT_EQ(manager_.Identify({.metadata_key = std::string(32, '0')}).status().code(),
+            Code::kNotFound);
+}
+
+TEST_F(TenantTest, OtherPortsAreNotThere) {
+  EXPECT_TRUE(Bind("a", 1 << 20, "p0").ok());
+  EXPECT_EQ(Bind("b", 1 << 20, "p1").status().code(), Code::kNotFound);
+  EXPECT_EQ(manager_.ListPorts(alice_, {})->ports_size(), 1);
+  v1::GetPortRequest get;
+  get.set_name("p1");
+  EXPECT_EQ(manager_.GetPort(alice_, get).status().code(), Code::kNotFound);
+}
+
+TEST_F(TenantTest, RulesMatchWithinItsFlows) {
+  ASSERT_TRUE(Open("s").ok());
+  v1::Match match;
+  EXPECT_EQ(Add(match).status().code(), Code::kPermissionDenied);
+  match.set_destination("10.0.0.0/8");
+  EXPECT_EQ(Add(match).status().code(), Code::kPermissionDenied);
+  match.set_destination("10.2.0.0/16");
+  EXPECT_THAT(Add(match).status().message(), HasSubstr("10.2.0.0/16"));
+  match.set_destination("10.1.2.0/24");
+  EXPECT_TRUE(Add(match).ok());
+}
+
+TEST_F(TenantTest, WithoutFlowsRulesMatchOnItsPorts) {
+  Access access = MakeAccess();
+  access.tenants[0].flows.reset();
+  FakeDataplane dataplane;
+  Manager manager(dataplane, access);
+  ASSERT_TRUE(manager.OpenPort({.name = "p0", .device = "fake"}).ok());
+  const Caller alice =
+      *manager.Identify({.request_key = manager.StartSession({.uid = kAlice})->key});
+  v1::BindRequest bind;
+  bind.set_name("b");
+  ASSERT_TRUE(manager.Bind(alice, bind).ok());
+  v1::OpenRxSocketRequest open;
+  open.set_name("s");
+  open.set_ring_entries(64);
+  ASSERT_TRUE(manager.OpenRxSocket(alice, open).ok());
+  v1::AddFlowRequest add;
+  add.add_rx_sockets("s");
+  EXPECT_EQ(manager.AddFlow(alice, add).status().code(), Code::kPermissionDenied);
+  add.mutable_match()->set_port("p0");
+  EXPECT_TRUE(manager.AddFlow(alice, add).ok());
+}
+
+TEST_F(TenantTest, ItIsLentPagesOfTheBindingsThatAreNamedForIt) {
+  EXPECT_THAT(Open("s")->rx_socket().bindings(), ElementsAre("shared"));
+  EXPECT_EQ(manager_.ListBindings(alice_, {})->bindings_size(), 0) << "it does not see them";
+}
+
+TEST_F(TenantTest, LimitsAreNamedAndComeBack) {
+  const auto refused = [](const Status& status, const char* limit) {
+    EXPECT_EQ(status.code(), Code::kResourceExhausted);
+    EXPECT_THAT(status.message(), HasSubstr(limit));
+  };
+  ASSERT_TRUE(Bind("a", 2 << 20).ok());
+  refused(Bind("b", 2 << 20).status(), "2097152 of 3145728 buffer_bytes and asks for 2097152 more");
+  ASSERT_TRUE(Bind("b", 1 << 20).ok());
+  refused(Bind("c", 0).status(), "2 of 2 bindings");
+
+  ASSERT_TRUE(Open("s").ok());
+  refused(Open("t", 1024).status(), "ring_entries");
+  refused(Open("t", 64, 91).status(), "held_fragments");
+  EXPECT_EQ(Open("t", 64, 0)->rx_socket().max_held_fragments(), 90u) << "what is left";
+  refused(Open("u", 64, 0).status(), "held_fragments");
+  v1::CloseRxSocketRequest close;
+  close.set_name("t");
+  ASSERT_TRUE(manager_.CloseRxSocket(alice_, close).ok());
+  ASSERT_TRUE(Open("t").ok());
+  ASSERT_TRUE(Open("u").ok());
+  refused(Open("v").status(), "3 of 3 rx_sockets");
+
+  v1::Match match;
+  match.set_vlan(7);
+  const std::uint64_t flow = Add(match)->id();
+  match.set_protocol(17);
+  refused(Add(match).status(), "1 of 1 flows");
+  v1::DeleteFlowRequest remove;
+  remove.set_id(flow);
+  ASSERT_TRUE(manager_.DeleteFlow(alice_, remove).ok());
+  EXPECT_TRUE(Add(match).ok());
+
+  v1::ReceiveRequest receive;
+  receive.set_rx_socket("s");
+  const auto stream = manager_.BeginStream(alice_, receive);
+  ASSERT_TRUE(stream.ok());
+  receive.set_rx_socket("t");
+  refused(manager_.BeginStream(alice_, receive).status(), "1 of 1 streams");
+  manager_.EndStream(stream->rx_socket);
+  EXPECT_TRUE(manager_.BeginStream(alice_, receive).ok());
+}
+
+TEST_F(TenantTest, ASecondSessionOfTheUserSharesItsLimits) {
+  ASSERT_TRUE(Bind("a", 3 << 20).ok());
+  alice_ = *manager_.Identify({.request_key = manager_.StartSession({.uid = kAlice})->key});
+  EXPECT_EQ(Bind("b", 4096).status().code(), Code::kResourceExhausted);
+  manager_.EndSession(session_.id);
+  EXPECT_EQ(Bind("b", 4096).status().code(), Code::kResourceExhausted) << "until it has drained";
 }
 
 }  // namespace

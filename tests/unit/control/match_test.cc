@@ -113,5 +113,32 @@ TEST(Match, NumbersOutOfRangeAreRefused) {
   EXPECT_THAT(Error(port), HasSubstr("destination_port is 65536"));
 }
 
+TEST(Covers, EveryFieldThatTheOuterOneSets) {
+  const auto parse = [](const std::string& source, const std::string& destination,
+                        std::uint32_t protocol) {
+    v1::Match match;
+    match.set_source(source);
+    match.set_destination(destination);
+    if (protocol != 0) match.set_protocol(protocol);
+    return ParseMatch(match).value();
+  };
+  const FlowMatch any;
+  const FlowMatch outer = parse("", "10.1.0.0/16", 17);
+  EXPECT_TRUE(Covers(any, any));
+  EXPECT_TRUE(Covers(any, outer));
+  EXPECT_FALSE(Covers(outer, any));
+  EXPECT_TRUE(Covers(outer, outer));
+  EXPECT_TRUE(Covers(outer, parse("192.0.2.1", "10.1.2.0/24", 17)));
+  EXPECT_FALSE(Covers(outer, parse("", "10.1.2.0/24", 6)));
+  EXPECT_FALSE(Covers(outer, parse("", "10.1.2.0/24", 0)));
+  EXPECT_FALSE(Covers(outer, parse("", "10.2.0.0/16", 17)));
+  EXPECT_FALSE(Covers(outer, parse("", "10.0.0.0/8", 17)));
+  EXPECT_FALSE(Covers(outer, parse("", "2001:db8::/32", 17)));
+  FlowMatch queue = outer;
+  queue.port = 0;
+  EXPECT_TRUE(Covers(outer, queue));
+  EXPECT_FALSE(Covers(queue, outer));
+}
+
 }  // namespace
 }  // namespace rxtoken

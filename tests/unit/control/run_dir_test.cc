@@ -30,7 +30,10 @@ TEST(RunDir, IsMadeWithItsParents) {
   const TempDir temp;
   const std::string path = temp.path() + "/a/b";
   ASSERT_TRUE(RunDir::Claim(path).ok());
-  EXPECT_EQ(fs::status(path).permissions(), fs::perms(0755));
+  EXPECT_EQ(fs::status(path).permissions(), fs::perms(0700));
+  const std::string for_group = temp.path() + "/c";
+  ASSERT_TRUE(RunDir::Claim(for_group, getegid()).ok());
+  EXPECT_EQ(fs::status(for_group).permissions(), fs::perms(0750));
 }
 
 TEST(RunDir, ASecondDaemonIsToldWhoHoldsIt) {
@@ -72,8 +75,8 @@ TEST(RunDir, SocketsGoWithTheDaemon) {
   {
     const Result<RunDir> run_dir = RunDir::Claim(temp.path());
     ASSERT_TRUE(run_dir.ok());
-    MakeSocketFile(run_dir->api_socket());
-    MakeSocketFile(run_dir->descriptor_socket());
+    MakeSocketFile(run_dir->api_socket().path);
+    MakeSocketFile(run_dir->descriptor_socket().path);
   }
   EXPECT_FALSE(fs::exists(temp.path() + "/api.sock"));
   EXPECT_FALSE(fs::exists(temp.path() + "/descriptors.sock"));

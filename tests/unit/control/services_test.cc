@@ -24,7 +24,7 @@ class ServicesTest : public testing::Test {
  protected:
   ServicesTest() {
     loop_thread_ = std::thread([this] { loop_->RunUntilStopped(); });
-    api_ = ApiServer::Start(*loop_, manager_, path_).value();
+    api_ = ApiServer::Start(*loop_, manager_, {path_}).value();
     auto channel = grpc::CreateChannel("unix:" + path_, grpc::InsecureChannelCredentials());
     tokens_ = v1::Tokens::NewStub(channel);
     rx_sockets_ = v1::RxSockets::NewStub(channel);
