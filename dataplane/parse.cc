@@ -40,10 +40,10 @@ struct Cursor {
 
 // The transport header, which is at the cursor unless the packet is a fragment.
 ParseStatus ParseTransport(const Cursor& cursor, std::uint32_t ip_header, IpFamily family,
-                           std::uint8_t protocol, bool fragment, ParsedFrame& out) noexcept {
+                           std::uint8_t protocol, ParsedFrame& out) noexcept {
   std::uint16_t source = 0;
   std::uint16_t destination = 0;
-  if (!fragment && protocol == kUdp) {
+  if (!out.is_fragment && protocol == kUdp) {
     if (!cursor.Has(8)) return ParseStatus::kTruncated;
     const std::uint32_t udp_length = Load16(cursor.header() + 4);
     if (udp_length < 8) return ParseStatus::kMalformed;
@@ -56,7 +56,7 @@ ParseStatus ParseTransport(const Cursor& cursor, std::uint32_t ip_header, IpFami
     out.payload_length = static_cast<std::uint16_t>(udp_length - 8);
     out.ip_header_distance = static_cast<std::uint8_t>(distance <= 0xFF ? distance : 0);
     out.udp = true;
-  } else if (!fragment && protocol == kTcp) {
+  } else if (!out.is_fragment && protocol == kTcp) {
     if (!cursor.Has(20)) return ParseStatus::kTruncated;
     const std::uint32_t header_bytes = (cursor.header()[12] >> 4) * 4u;
     if (header_bytes < 20) return ParseStatus::kMalformed;
@@ -79,11 +79,21 @@ ParseStatus ParseIpv4(Cursor cursor, ParsedFrame& out) noexcept {
   if (ip_length > cursor.left() || !cursor.Has(header_bytes)) return ParseStatus::kTruncated;
 
   const std::uint32_t ip_header = cursor.at;
-  const bool fragment = (Load16(ip + 6) & 0x3FFF) != 0;  // more fragments, or an offset
+  const std::uint32_t field = Load16(ip + 6);
+  out.is_fragment = (field & 0x3FFF) != 0;  // more fragments, or an offset
   out.key.w[0] = LoadRaw64(ip + 12);
   cursor.end = cursor.at + ip_length;
   cursor.at += header_bytes;
-  return ParseTransport(cursor, ip_header, IpFamily::kV4, ip[9], fragment, out);
+  if (out.is_fragment) {
+    out.fragment = {.id = Load16(ip + 4),
+                    .ip_header = static_cast<std::uint16_t>(ip_header),
+                    .next_header = 0,
+                    .data = static_cast<std::uint16_t>(cursor.at),
+                    .data_bytes = static_cast<std::uint16_t>(cursor.left()),
+                    .offset_bytes = static_cast<std::uint16_t>((field & 0x1FFF) * 8),
+                    .more = (field & 0x2000) != 0};
+  }
+  return ParseTransport(cursor, ip_header, IpFamily::kV4, ip[9], out);
 }
 
 ParseStatus ParseIpv6(Cursor cursor, ParsedFrame& out) noexcept {
@@ -104,27 +114,41 @@ ParseStatus ParseIpv6(Cursor cursor, ParsedFrame& out) noexcept {
   cursor.at += 40;
   cursor.end = cursor.at + payload_length;
 
-  bool fragment = false;
-  for (int headers = 0; !fragment; ++headers) {
+  std::uint32_t next_header = ip_header + 6;  // where `next` was read
+  bool fragment_header = false;
+  for (int headers = 0; !out.is_fragment; ++headers) {
     const bool options = next == kHopByHop || next == kRouting || next == kDestinationOptions;
     if (!options && next != kFragment && next != kAuthentication) break;
-    // Hop-by-hop options are allowed only as the first.
-    if (headers == kMaxExtensionHeaders || (next == kHopByHop && headers != 0)) {
+    // Hop-by-hop options are allowed only as the first, a fragment header only once.
+    if (headers == kMaxExtensionHeaders || (next == kHopByHop && headers != 0) ||
+        (next == kFragment && fragment_header)) {
       return ParseStatus::kMalformed;
     }
     if (!cursor.Has(8)) return ParseStatus::kTruncated;
     const std::uint8_t* extension = cursor.header();
     std::uint32_t header_bytes = 8;
     if (next == kFragment) {
-      fragment = (Load16(extension + 2) & 0xFFF9) != 0;  // an offset, or more fragments
+      fragment_header = true;
+      const std::uint32_t field = Load16(extension + 2);
+      out.is_fragment = (field & 0xFFF9) != 0;  // an offset, or more fragments
+      out.fragment = {.id = LoadRaw32(extension + 4),
+                      .ip_header = static_cast<std::uint16_t>(ip_header),
+                      .next_header = static_cast<std::uint16_t>(next_header),
+                      .data = static_cast<std::uint16_t>(cursor.at + 8),
+                      .data_bytes = static_cast<std::uint16_t>(cursor.left() - 8),
+                      .offset_bytes = static_cast<std::uint16_t>(field & 0xFFF8),
+                      .more = (field & 1) != 0};
     } else {
       header_bytes = options ? (extension[1] + 1u) * 8 : (extension[1] + 2u) * 4;
     }
     if (!cursor.Has(header_bytes)) return ParseStatus::kTruncated;
     next = extension[0];
+    next_header = cursor.at;
     cursor.at += header_bytes;
   }
-  return ParseTransport(cursor, ip_header, IpFamily::kV6, next, fragment, out);
+  // What cannot stand behind a fragment header cannot after reassembly either.
+  if (out.is_fragment && (next == kFragment || next == kHopByHop)) return ParseStatus::kMalformed;
+  return ParseTransport(cursor, ip_header, IpFamily::kV6, next, out);
 }
 
 }  // namespace
@@ -135,6 +159,7 @@ ParseStatus ParseAnyFrame(const std::uint8_t* frame, std::uint32_t length,
   out.payload_length = 0;
   out.ip_header_distance = 0;
   out.udp = false;
+  out.is_fragment = false;
 
   Cursor cursor{.frame = frame, .length = length, .end = frame_length, .at = 0, .vlan = 0};
   if (!cursor.Has(14)) return ParseStatus::kTruncated;

@@ -24,13 +24,26 @@ enum class ParseStatus : std::uint8_t {
   kMalformed,  // a field has a value that its protocol forbids
 };
 
+// A piece of a datagram. Positions count from the start of the frame.
+struct IpFragment {
+  std::uint32_t id;            // compared only
+  std::uint16_t ip_header;     // position
+  std::uint16_t next_header;   // position of the byte that names the fragment header; IPv6 only
+  std::uint16_t data;          // position of what it carries
+  std::uint16_t data_bytes;    // without Ethernet padding; may be 0
+  std::uint16_t offset_bytes;  // of its data in the datagram's; a multiple of 8
+  bool more;                   // it is not the datagram's last
+};
+
 struct ParsedFrame {
   FlowKey key;                      // w[2] to w[4] are left alone unless the frame is IPv6
-  std::uint16_t payload_offset;     // from the start of the frame; UDP only, else 0
   std::uint16_t payload_length;     // UDP only, else 0
+  std::uint16_t payload_offset;     // from the start of the frame; UDP only, else 0
   std::uint8_t ip_header_distance;  // payload_offset - start of the IP header; UDP only, else 0.
                                     // 0 as well where extension headers make it more than 255
   bool udp;                         // a whole UDP datagram: payload_* are set
+  bool is_fragment;                 // of an IP datagram: `fragment` is set
+  IpFragment fragment;
 };
 
 namespace parse_internal {
@@ -43,7 +56,12 @@ inline std::uint16_t Load16(const std::uint8_t* at) noexcept {
   return __builtin_bswap16(value);
 }
 
-// As it lies there, for addresses.
+// As they lie there, for addresses and fragment ids.
+inline std::uint32_t LoadRaw32(const std::uint8_t* at) noexcept {
+  std::uint32_t value;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
 inline std::uint64_t LoadRaw64(const std::uint8_t* at) noexcept {
   std::uint64_t value;
   std::memcpy(&value, at, sizeof value);
@@ -58,7 +76,8 @@ ParseStatus ParseAnyFrame(const std::uint8_t* frame, std::uint32_t length,
 // Parses the frame whose first `length` bytes lie at `frame`; the rest of its `frame_length`
 // bytes may lie elsewhere. All headers must be in the first part, the payload need not be.
 // A frame with no IP header, or a protocol other than UDP, is kOk with udp = false. Bytes
-// past the end that the IP header states (Ethernet padding) are not payload.
+// past the end that the IP header states (Ethernet padding) are not payload. An IPv6 packet in a
+// single fragment (RFC 6946) is whole; fragments of fragments are malformed.
 //
 // Precondition: length <= frame_length <= 2^31. `out` means something only after kOk.
 inline ParseStatus ParseFrame(const std::uint8_t* frame, std::uint32_t length,
@@ -82,6 +101,7 @@ inline ParseStatus ParseFrame(const std::uint8_t* frame, std::uint32_t length,
       out.payload_length = static_cast<std::uint16_t>(udp_length - 8);
       out.ip_header_distance = kPayload - kIp;
       out.udp = true;
+      out.is_fragment = false;
       return ParseStatus::kOk;
     }
   }

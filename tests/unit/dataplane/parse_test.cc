@@ -278,6 +278,52 @@ TEST(ParseFrame, GivesFragmentsNoPortsAndNoPayload) {
   ExpectHello(whole, Parse(whole));
 }
 
+TEST(ParseFrame, SaysWhatAFragmentIsPartOf) {
+  const Bytes data(16, 0xDA);
+  const Bytes padding(10, 0);
+  const Bytes v4 = Ethernet(0x8100) + Vlan(7, 0x0800) + Ipv4(kUdp, data, 0x2005, 2) + padding;
+  const Parsed parsed4 = Parse(v4);
+  ASSERT_TRUE(parsed4.is_fragment);
+  EXPECT_EQ(parsed4.fragment.id, 0x1234u);
+  EXPECT_EQ(parsed4.fragment.ip_header, 18u);
+  EXPECT_EQ(parsed4.fragment.data, 18u + 28);
+  EXPECT_EQ(parsed4.fragment.data_bytes, 16u);
+  EXPECT_EQ(parsed4.fragment.offset_bytes, 40u);
+  EXPECT_TRUE(parsed4.fragment.more);
+  EXPECT_FALSE(Parse(Ethernet(0x0800) + Ipv4(kUdp, data, 5)).fragment.more);
+
+  for (const bool options : {false, true}) {
+    const Bytes fragment = FragmentHeader(kUdp, 0xFFF8) + data;
+    const Bytes ip = options ? Ipv6(kDestinationOptions, Options(kFragment, 2) + fragment)
+                             : Ipv6(kFragment, fragment);
+    const Parsed parsed6 = Parse(Ethernet(0x86DD) + ip + padding);
+    ASSERT_TRUE(parsed6.is_fragment);
+    EXPECT_EQ(parsed6.fragment.id, 0x0700'0000u);
+    EXPECT_EQ(parsed6.fragment.ip_header, 14u);
+    EXPECT_EQ(parsed6.fragment.next_header, options ? 14u + 40 : 14u + 6);
+    EXPECT_EQ(parsed6.fragment.data, 14u + 40 + (options ? 16 : 0) + 8);
+    EXPECT_EQ(parsed6.fragment.data_bytes, 16u);
+    EXPECT_EQ(parsed6.fragment.offset_bytes, 0xFFF8u);
+    EXPECT_FALSE(parsed6.fragment.more);
+  }
+  EXPECT_FALSE(Parse(Ethernet(0x0800) + Ipv4(kUdp, Udp(kHello))).is_fragment);
+  EXPECT_FALSE(
+      Parse(Ethernet(0x86DD) + Ipv6(kFragment, FragmentHeader(kUdp, 0) + Udp(kHello))).is_fragment);
+}
+
+TEST(ParseFrame, CallsFragmentsOfFragmentsMalformed) {
+  for (const std::uint16_t field : {0, 1, 8, 9}) {
+    const Bytes inner = FragmentHeader(kUdp, 1) + Udp(kHello);
+    EXPECT_EQ(
+        Parse(Ethernet(0x86DD) + Ipv6(kFragment, FragmentHeader(kFragment, field) + inner)).status,
+        ParseStatus::kMalformed);
+    EXPECT_EQ(Parse(Ethernet(0x86DD) +
+                    Ipv6(kFragment, FragmentHeader(kHopByHop, field) + Options(kUdp) + inner))
+                  .status,
+              ParseStatus::kMalformed);
+  }
+}
+
 TEST(ParseFrame, DoesNotReadTheDataOfLaterFragmentsAsHeaders) {
   const Bytes data = {0xFF, 0xFF, 0xFF};  // no UDP header fits
 
