@@ -39,7 +39,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Require(parsed.key.w == again.key.w && parsed.udp == again.udp &&
           parsed.payload_offset == again.payload_offset &&
           parsed.payload_length == again.payload_length &&
-          parsed.ip_header_distance == again.ip_header_distance);
+          parsed.ip_header_distance == again.ip_header_distance &&
+          parsed.is_fragment == again.is_fragment);
+  if (parsed.is_fragment) {
+    const IpFragment& fragment = parsed.fragment;
+    Require(!parsed.udp && fragment.ip_header < fragment.data && fragment.data <= length);
+    Require(fragment.next_header < fragment.data);
+    Require(fragment.data + fragment.data_bytes <= frame_length && fragment.offset_bytes % 8 == 0);
+    Require(fragment.more || fragment.offset_bytes != 0);
+  }
   if (!parsed.udp) {
     Require(parsed.payload_offset == 0 && parsed.payload_length == 0 &&
             parsed.ip_header_distance == 0);
