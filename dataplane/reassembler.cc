@@ -5,8 +5,10 @@
 #include <sys/random.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstring>
+#include <utility>
 
 #include "dataplane/sip_hash.h"
 
@@ -32,6 +34,15 @@ bool IsV6(const ParsedFrame& parsed) noexcept { return parsed.key.family() == Ip
 // counts it.
 std::uint32_t CountedHeaderBytes(bool v6, std::uint32_t ip_header, std::uint32_t data) noexcept {
   return data - ip_header - (v6 ? sizeof(rte_ipv6_hdr) + kFragmentHeaderBytes : 0);
+}
+
+// The key's second word: a fragment's id is where ports would be.
+std::uint64_t KeyWord(const ParsedFrame& parsed) noexcept {
+  return parsed.key.w[1] | parsed.fragment.id;
+}
+
+std::uint16_t TagFor(std::uint64_t hash) noexcept {
+  return std::max<std::uint16_t>(1, static_cast<std::uint16_t>(hash >> 48));
 }
 
 bool Possible(const ParsedFrame& parsed) noexcept {
@@ -62,7 +73,7 @@ Reassembler::~Reassembler() {
 }
 
 rte_mbuf* Reassembler::Add(rte_mbuf* frame, const ParsedFrame& parsed, std::uint32_t port,
-                           std::uint64_t now_ns, std::uint32_t page_limit) {
+                           std::uint64_t prepared, std::uint64_t now_ns, std::uint32_t page_limit) {
   const IpFragment& fragment = parsed.fragment;
   now_ns_ = now_ns;
   counters_.fragments++;
@@ -71,7 +82,7 @@ rte_mbuf* Reassembler::Add(rte_mbuf* frame, const ParsedFrame& parsed, std::uint
     FreeFrame(frame);
     return nullptr;
   }
-  const std::uint32_t slot = FindOrTake(parsed, port);
+  const std::uint32_t slot = FindOrTake(parsed, port, prepared);
   Entry& entry = entries_[slot];
   const std::uint32_t offset = fragment.offset_bytes;
   const std::uint32_t end = offset + fragment.data_bytes;
@@ -112,6 +123,7 @@ rte_mbuf* Reassembler::Add(rte_mbuf* frame, const ParsedFrame& parsed, std::uint
   }
 
   rte_mempool* const pool = frame->pool;
+  const std::uint32_t segments = frame->nb_segs;
   const std::uint32_t header_bytes = offset == 0 ? fragment.data : 0;
   rte_mbuf* first;
   if (fragment.data_bytes < kCopiedBelow &&
@@ -121,16 +133,19 @@ rte_mbuf* Reassembler::Add(rte_mbuf* frame, const ParsedFrame& parsed, std::uint
     first = KeepCopy(entry, frame, fragment);
   } else {
     const std::uint32_t limit = std::min(max_pages_, page_limit);
-    if (entry.pages + frame->nb_segs > limit) {
+    if (entry.pages + segments > limit) {
       Condemn(slot, counters_.over_budget);
       FreeFrame(frame);
       return nullptr;
     }
-    while (pages_ + frame->nb_segs > limit) EvictOldest(slot);
+    while (pages_ + segments > limit) EvictOldest(slot);
     first = KeepPages(entry, frame, fragment);
   }
   rte_mbuf* last = first;
-  while (last->next != nullptr) last = last->next;
+  if (segments != 1) {
+    while (last->next != nullptr) last = last->next;
+  }
+  rte_mbuf*& tail = buckets_[slot / kWays].tail[slot % kWays];
   if (at != nullptr) {
     last->next = *at;
     *at = first;
@@ -138,9 +153,9 @@ rte_mbuf* Reassembler::Add(rte_mbuf* frame, const ParsedFrame& parsed, std::uint
     if (entry.head == nullptr) {
       entry.head = first;
     } else {
-      entry.tail->next = first;
+      tail->next = first;
     }
-    entry.tail = last;
+    tail = last;
     entry.end = static_cast<std::uint16_t>(end);
   }
   if (offset == 0) {
@@ -164,55 +179,79 @@ bool Reassembler::Expired(std::uint32_t slot) const noexcept {
   return age > timeout_;
 }
 
-// The datagram's entry, perhaps a new one.
-std::uint32_t Reassembler::FindOrTake(const ParsedFrame& parsed, std::uint32_t port) {
-  const bool v6 = IsV6(parsed);
+std::uint64_t Reassembler::Hash(const ParsedFrame& parsed, std::uint32_t port) const noexcept {
   const auto& w = parsed.key.w;
-  const std::uint64_t w1 = w[1] | parsed.fragment.id;  // in place of the ports
   SipHash<1, 3> hash(hash_key_);
   hash.Add(w[0]);
-  hash.Add(w1);
-  if (v6) {
-    for (std::size_t i = 2; i < 5; i++) hash.Add(w[i]);
-  }
-  const std::uint64_t digest = hash.Finish(std::uint64_t{v6 ? 44u : 20u} << 56 | port);
-  const auto tag = std::max<std::uint16_t>(1, static_cast<std::uint16_t>(digest >> 48));
-  const std::uint32_t first = (static_cast<std::uint32_t>(digest) & bucket_mask_) * kWays;
-  Bucket& bucket = buckets_[first / kWays];
+  hash.Add(KeyWord(parsed));
+  if (!IsV6(parsed)) return hash.Finish(std::uint64_t{20} << 56 | port);
+  hash.Add(w[2]);
+  hash.Add(w[3]);
+  hash.Add(w[4]);
+  return hash.Finish(std::uint64_t{44} << 56 | port);
+}
 
-  std::uint32_t way = kWays;
+// A bit for each way with that tag.
+std::uint32_t Reassembler::Matches(const Bucket& bucket, std::uint16_t tag) noexcept {
+  std::uint32_t ways = 0;
+  for (std::uint32_t i = 0; i < kWays; i++) ways |= std::uint32_t{bucket.tag[i] == tag} << i;
+  return ways;
+}
+
+// A free way, or the one that made no progress for longest. Without branches: nobody can guess.
+std::uint32_t Reassembler::Victim(const Bucket& bucket) const noexcept {
+  const auto now = static_cast<std::uint32_t>(now_ns_ >> kProgressShift);
+  std::uint32_t victim = 0;
   for (std::uint32_t i = 0; i < kWays; i++) {
-    if (bucket.tag[i] != tag) continue;
-    const Entry& entry = entries_[first + i];
+    // Of nine minutes, which is more than any entry lives, the upper bits can go.
+    const std::uint32_t age = bucket.tag[i] == 0 ? ~0u : now - bucket.progress[i];
+    victim = std::max(victim, age << 3 | i);
+  }
+  return victim % kWays;
+}
+
+std::uint64_t Reassembler::Prepare(const ParsedFrame& parsed, std::uint32_t port) const noexcept {
+  const std::uint64_t hash = Hash(parsed, port);
+  const Bucket& bucket = BucketOf(hash);
+  const std::uint32_t matches = Matches(bucket, TagFor(hash));
+  const std::uint32_t way =
+      matches != 0 ? static_cast<std::uint32_t>(std::countr_zero(matches)) : Victim(bucket);
+  const auto slot = static_cast<std::uint32_t>(&bucket - buckets_.data()) * kWays + way;
+  __builtin_prefetch(&entries_[slot], 1);
+  // Something is put behind it, or it is freed. If there is none this is any address.
+  const auto tail = reinterpret_cast<std::uintptr_t>(bucket.tail[way]);
+  __builtin_prefetch(
+      reinterpret_cast<const void*>(tail + (matches != 0 ? offsetof(rte_mbuf, next) : 0)), 1);
+  return hash;
+}
+
+// The datagram's entry, perhaps a new one.
+std::uint32_t Reassembler::FindOrTake(const ParsedFrame& parsed, std::uint32_t port,
+                                      std::uint64_t hash) {
+  const auto& w = parsed.key.w;
+  const std::uint64_t w1 = KeyWord(parsed);
+  const bool v6 = IsV6(parsed);
+  const std::uint16_t tag = TagFor(hash);
+  Bucket& bucket = BucketOf(hash);
+  const auto first = static_cast<std::uint32_t>(&bucket - buckets_.data()) * kWays;
+
+  for (std::uint32_t ways = Matches(bucket, tag); ways != 0; ways &= ways - 1) {
+    const std::uint32_t slot = first + static_cast<std::uint32_t>(std::countr_zero(ways));
+    const Entry& entry = entries_[slot];
     if (entry.w[0] != w[0] || entry.w[1] != w1 || entry.port != port) continue;
     if (v6 && !std::equal(entry.w6.begin(), entry.w6.end(), w.begin() + 2)) continue;
-    if (!Expired(first + i)) return first + i;
-    TimeOut(first + i);
-    way = i;
+    if (!Expired(slot)) return slot;
+    Evict(slot, counters_.timed_out);
     break;
   }
-  const auto now = static_cast<std::uint32_t>(now_ns_ >> kProgressShift);
-  if (way == kWays) {
-    std::uint32_t oldest = 0;
-    for (std::uint32_t i = 0; i < kWays; i++) {
-      if (bucket.tag[i] == 0) {
-        way = i;
-        break;
-      }
-      const std::uint32_t age = now - bucket.progress[i];
-      if (way == kWays || age > oldest) {
-        oldest = age;
-        way = i;
-      }
-    }
-    if (bucket.tag[way] != 0) Evict(first + way, counters_.evicted);
-  }
+  const std::uint32_t way = Victim(bucket);
+  if (bucket.tag[way] != 0) Evict(first + way, counters_.evicted);
   bucket.tag[way] = tag;
   bucket.started[way] = static_cast<std::uint16_t>(now_ns_ >> kStartedShift);
-  bucket.progress[way] = now;
+  bucket.progress[way] = static_cast<std::uint32_t>(now_ns_ >> kProgressShift);
   Entry& entry = entries_[first + way];
   entry.w = {w[0], w1};
-  entry.head = entry.tail = nullptr;
+  entry.head = nullptr;
   entry.port = port;
   entry.total = entry.received = entry.end = entry.pages = entry.cells = 0;
   entry.fragments = 0;
@@ -230,12 +269,10 @@ void Reassembler::Expire(std::uint64_t now_ns) {
   for (std::uint32_t i = 0; i < kBuckets; i++) {
     const std::uint32_t first = (swept_++ & bucket_mask_) * kWays;
     for (std::uint32_t slot = first; slot < first + kWays; slot++) {
-      if (TagOf(slot) != 0 && Expired(slot)) TimeOut(slot);
+      if (TagOf(slot) != 0 && Expired(slot)) Evict(slot, counters_.timed_out);
     }
   }
 }
-
-void Reassembler::TimeOut(std::uint32_t slot) { Evict(slot, counters_.timed_out); }
 
 // One that was dropped before is not counted again.
 void Reassembler::Evict(std::uint32_t slot, std::uint64_t& counter) {
@@ -270,24 +307,35 @@ void Reassembler::EvictOldest(std::uint32_t except) {
 // Drops what the entry has; it stays for what may still come.
 void Reassembler::Condemn(std::uint32_t slot, std::uint64_t& counter) {
   counter++;
-  FreePieces(entries_[slot]);
+  FreePieces(slot);
   entries_[slot].dropped = true;
   datagrams_--;
 }
 
 void Reassembler::Remove(std::uint32_t slot) {
   Entry& entry = entries_[slot];
-  FreePieces(entry);
+  FreePieces(slot);
   if (!entry.dropped) datagrams_--;
   entries_used_--;
   TagOf(slot) = 0;
 }
 
-void Reassembler::FreePieces(Entry& entry) {
+void Reassembler::FreePieces(std::uint32_t slot) {
+  Entry& entry = entries_[slot];
   pages_ -= entry.pages;
+  if (entry.fragments == 1 && entry.pages + entry.cells == 1) {
+    // Mostly, in a flood: the second line of its mbuf was never touched.
+    if (entry.cells == 1) {
+      FreeCell(entry.head);
+    } else {
+      free_(entry.head);
+    }
+    entry.head = nullptr;
+  }
   for (rte_mbuf* piece = entry.head; piece != nullptr;) {
     rte_mbuf* const next = piece->next;
     if (IsCell(piece)) {
+      piece->next = nullptr;
       FreeCell(piece);
     } else {
       FreeMbuf(piece);
@@ -302,6 +350,14 @@ void Reassembler::FreePieces(Entry& entry) {
 
 // Makes a frame the chain of what it has of the datagram's data.
 rte_mbuf* Reassembler::KeepPages(Entry& entry, rte_mbuf* frame, const IpFragment& fragment) {
+  if (frame->nb_segs == 1) {
+    frame->data_off = static_cast<std::uint16_t>(frame->data_off + fragment.data);
+    frame->data_len = fragment.data_bytes;
+    SetPlace(frame, fragment.offset_bytes, fragment.data_bytes);
+    entry.pages++;
+    pages_++;
+    return frame;
+  }
   rte_mbuf* first = nullptr;
   rte_mbuf** link = &first;
   std::uint32_t skip = fragment.data;
@@ -433,7 +489,7 @@ bool Reassembler::ReplaceCells(Entry& entry, rte_mempool* pool) {
                   rte_pktmbuf_mtod(cell, const std::uint8_t*) - headers, headers + cell->data_len);
       copy->data_len = static_cast<std::uint16_t>(copy->data_len + cell->data_len);
       headers = 0;
-      copy->next = cell->next;
+      copy->next = std::exchange(cell->next, nullptr);
       FreeCell(cell);
       entry.cells--;
     }
@@ -443,7 +499,6 @@ bool Reassembler::ReplaceCells(Entry& entry, rte_mempool* pool) {
 
 void Reassembler::FreeCell(rte_mbuf* cell) noexcept {
   const auto index = static_cast<std::uint32_t>(reinterpret_cast<Cell*>(cell) - cells_.data());
-  cell->next = nullptr;
   cell->hash.usr = free_cell_;
   free_cell_ = index;
   cells_held_--;
@@ -456,6 +511,7 @@ void Reassembler::FreeMbuf(rte_mbuf* mbuf) {
 }
 
 void Reassembler::FreeFrame(rte_mbuf* frame) {
+  if (frame->nb_segs == 1) return free_(frame);
   while (frame != nullptr) {
     rte_mbuf* const next = frame->next;
     FreeMbuf(frame);

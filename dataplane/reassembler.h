@@ -17,7 +17,7 @@
 //
 // Hot path: yes.   Thread-safety: none; belongs to one worker.
 // Allocates: on construction; and pages for what was in cells, of the mempool that it came from.
-// Memory: 144 bytes for each datagram, 512 for each cell.
+// Memory: 144 bytes for each datagram, 576 for each cell.
 #pragma once
 
 #include <rte_mbuf.h>
@@ -81,7 +81,15 @@ class Reassembler {
   // A limit that is not the same each time costs others their datagrams.
   // `now_ns` must not go backwards.
   rte_mbuf* Add(rte_mbuf* frame, const ParsedFrame& parsed, std::uint32_t port,
-                std::uint64_t now_ns, std::uint32_t page_limit);
+                std::uint64_t now_ns, std::uint32_t page_limit) {
+    return Add(frame, parsed, port, Prepare(parsed, port), now_ns, page_limit);
+  }
+  // The same, for who prepares some fragments ahead and passes what Prepare() returned.
+  rte_mbuf* Add(rte_mbuf* frame, const ParsedFrame& parsed, std::uint32_t port,
+                std::uint64_t prepared, std::uint64_t now_ns, std::uint32_t page_limit);
+
+  // Fetches what Add() will need. Changes nothing.
+  std::uint64_t Prepare(const ParsedFrame& parsed, std::uint32_t port) const noexcept;
 
   // Whether a segment of what Add() returned is a copy, of one or several small fragments.
   static bool IsCopy(const rte_mbuf* segment) noexcept { return segment->hash.usr == kCopy; }
@@ -113,18 +121,18 @@ class Reassembler {
   static constexpr std::uint32_t kNoSlot = ~0u;
   static constexpr std::uint32_t kCopy = ~0u;  // no fragment is 65535 bytes at offset 65535
 
-  // All that a look-up and the choice of a victim need of eight entries.
+  // What a look-up, the choice of a victim and Prefetch() need of eight entries.
   struct alignas(64) Bucket {
     std::array<std::uint16_t, kWays> tag;       // of the hash; 0: free
     std::array<std::uint16_t, kWays> started;   // 2^20 ns
     std::array<std::uint32_t, kWays> progress;  // 2^10 ns, of the last fragment
+    std::array<rte_mbuf*, kWays> tail;          // the last piece by offset
   };
-  static_assert(sizeof(Bucket) == 64);
+  static_assert(sizeof(Bucket) == 128);
 
   struct alignas(64) Entry {
     std::array<std::uint64_t, 2> w;  // of the key
     rte_mbuf* head;                  // the pieces by offset
-    rte_mbuf* tail;
     std::uint32_t port;
     std::uint16_t total;     // bytes of data; 0: not known yet
     std::uint16_t received;  // bytes of data
@@ -142,15 +150,16 @@ class Reassembler {
   static_assert(sizeof(Entry) == 128);
 
   // A copy of a small fragment, behind what looks like its mbuf, but is of no mempool.
+  // Nine lines, so that cells spread over all sets of the caches.
   struct alignas(64) Cell {
-    static constexpr std::size_t kBytes = 512 - sizeof(rte_mbuf);
+    static constexpr std::size_t kBytes = 576 - sizeof(rte_mbuf);
 
     rte_mbuf* mbuf() noexcept { return reinterpret_cast<rte_mbuf*>(memory.data()); }
     std::uint8_t* bytes() noexcept { return memory.data() + sizeof(rte_mbuf); }
 
-    std::array<std::uint8_t, 512> memory;
+    std::array<std::uint8_t, 576> memory;
   };
-  static_assert(sizeof(Cell) == 512);
+  static_assert(sizeof(Cell) == 576);
 
   // What is noted in an mbuf: hash.usr is the driver's RSS hash, which nobody reads here; it
   // lies in the line that has data_off and data_len, and drivers do not expect it to stay.
@@ -175,14 +184,19 @@ class Reassembler {
     return TagOf(slot) == 0 ? nullptr : entries_[slot].head;
   }
 
+  std::uint64_t Hash(const ParsedFrame& parsed, std::uint32_t port) const noexcept;
+  Bucket& BucketOf(std::uint64_t hash) const noexcept {
+    return buckets_[static_cast<std::uint32_t>(hash) & bucket_mask_];
+  }
+  static std::uint32_t Matches(const Bucket& bucket, std::uint16_t tag) noexcept;
+  std::uint32_t Victim(const Bucket& bucket) const noexcept;
   bool Expired(std::uint32_t slot) const noexcept;
-  std::uint32_t FindOrTake(const ParsedFrame& parsed, std::uint32_t port);
-  void TimeOut(std::uint32_t slot);
+  std::uint32_t FindOrTake(const ParsedFrame& parsed, std::uint32_t port, std::uint64_t hash);
   void Evict(std::uint32_t slot, std::uint64_t& counter);
   void EvictOldest(std::uint32_t except);
   void Condemn(std::uint32_t slot, std::uint64_t& counter);
   void Remove(std::uint32_t slot);
-  void FreePieces(Entry& entry);
+  void FreePieces(std::uint32_t slot);
 
   rte_mbuf* KeepPages(Entry& entry, rte_mbuf* frame, const IpFragment& fragment);
   rte_mbuf* KeepCopy(Entry& entry, rte_mbuf* frame, const IpFragment& fragment);

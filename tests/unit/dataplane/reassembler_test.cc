@@ -594,8 +594,10 @@ TEST_F(ReassemblerTest, KeepsToTheCallersLimitAndDropsADatagramThatIsOverItAlone
   GiveNothing(frames[11]);
   EXPECT_EQ(counters().discarded, 1u);
   // A frame of more segments than it may keep.
-  GiveNothing(Datagram{.bytes = 9600, .id = 3}.Frame(0, 8800, true), 800);
-  EXPECT_EQ(counters().over_budget, 3u);
+  for (int i = 0; i < 2; i++) {
+    GiveNothing(Datagram{.bytes = 9600, .id = 3}.Frame(0, 8800, true), 800);
+    EXPECT_EQ(counters().over_budget, 3u);
+  }
   ExpectPagesHeld(0);
 }
 
