@@ -23,6 +23,8 @@ namespace rxtoken {
 namespace {
 
 constexpr std::uint32_t kMaxQueues = 1024;
+constexpr std::uint32_t kMaxReassemblyDatagrams = 1 << 20;
+constexpr std::uint32_t kMaxReassemblyPages = 1 << 22;
 constexpr std::uint32_t kMaxNicRingEntries = 65535;
 constexpr std::uint64_t kDefaultBufferBytes = 64u << 20;
 constexpr std::uint64_t kMax32 = std::numeric_limits<std::uint32_t>::max();
@@ -225,6 +227,13 @@ void ReadWorkers(const Value& value, std::vector<int>& cpus) {
   }
 }
 
+void ReadReassembly(const Value& value, ReassemblyLimits& limits) {
+  value.Map(
+      {{"datagrams", [&](Value v) { limits.datagrams = v.Number32(64, kMaxReassemblyDatagrams); }},
+       {"pages", [&](Value v) { limits.pages = v.Number32(64, kMaxReassemblyPages); }},
+       {"timeout_ms", [&](Value v) { limits.timeout_ms = v.Number32(10, 30'000); }}});
+}
+
 PortOptions ReadPort(const Value& value) {
   PortOptions port;
   value.Map(
@@ -424,6 +433,7 @@ Config ReadConfig(const Value& root) {
              [&](Value v) {
                v.ForEach([&](const Value& arg) { dataplane.eal_args.push_back(arg.Text()); });
              }},
+            {"reassembly", [&](Value v) { ReadReassembly(v, dataplane.reassembly); }},
             {"ports", ListOf(config.ports, ReadPort)},
             {"bindings", ListOf(config.bindings, ReadBinding)},
             {"rx_sockets", ListOf(config.rx_sockets, ReadRxSocket)},

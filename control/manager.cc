@@ -290,6 +290,34 @@ v1::Port Manager::PortMessage(const Caller& caller, std::uint32_t port) {
   return message;
 }
 
+// -- workers ----------------------------------------------------------------------------------
+
+Result<v1::ListWorkersResponse> Manager::ListWorkers() {
+  v1::ListWorkersResponse response;
+  for (const WorkerInfo& info : dataplane_.GetWorkers()) {
+    v1::Worker& worker = *response.add_workers();
+    worker.set_index(static_cast<std::uint32_t>(response.workers_size() - 1));
+    worker.set_cpu(info.cpu);
+    const ReassemblyInfo& from = info.reassembly;
+    v1::Reassembly& to = *worker.mutable_reassembly();
+    to.set_fragments(from.fragments);
+    to.set_reassembled(from.reassembled);
+    to.set_timed_out(from.timed_out);
+    to.set_evicted(from.evicted);
+    to.set_overlap(from.overlap);
+    to.set_invalid(from.invalid);
+    to.set_over_budget(from.over_budget);
+    to.set_duplicates(from.duplicates);
+    to.set_discarded(from.discarded);
+    to.set_no_page(from.no_page);
+    to.set_copied_out_bytes(from.copied_out_bytes);
+    to.set_handed_over(from.handed_over);
+    to.set_datagrams(from.datagrams);
+    to.set_pages(from.pages);
+  }
+  return response;
+}
+
 // -- bindings ---------------------------------------------------------------------------------
 
 Result<v1::Binding> Manager::Bind(const Caller& caller, const v1::BindRequest& request) {

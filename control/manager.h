@@ -29,6 +29,7 @@
 #include "rxtoken/v1/rx_socket.pb.h"
 #include "rxtoken/v1/session.pb.h"
 #include "rxtoken/v1/token.pb.h"
+#include "rxtoken/v1/worker.pb.h"
 #include "tokens/abi/status.h"
 
 namespace rxtoken {
@@ -75,6 +76,9 @@ class Manager {
   Status OpenPort(const PortOptions& options);
   Result<v1::Port> GetPort(const Caller& caller, const v1::GetPortRequest& request);
   Result<v1::ListPortsResponse> ListPorts(const Caller& caller, const v1::ListPortsRequest&);
+
+  // -- workers ------------------------------------------------------------------------------
+  Result<v1::ListWorkersResponse> ListWorkers();
 
   // -- bindings -----------------------------------------------------------------------------
   Result<v1::Binding> Bind(const Caller& caller, const v1::BindRequest& request);

@@ -37,6 +37,7 @@
 #include "rxtoken/v1/rx_socket.grpc.pb.h"
 #include "rxtoken/v1/session.grpc.pb.h"
 #include "rxtoken/v1/token.grpc.pb.h"
+#include "rxtoken/v1/worker.grpc.pb.h"
 
 namespace rxtoken {
 namespace {
@@ -129,6 +130,15 @@ class PortsService final : public v1::Ports::Service {
   explicit PortsService(Daemon daemon) : daemon_(daemon) {}
   RXTOKEN_HANDLER(GetPort, Port)
   RXTOKEN_HANDLER(ListPorts, ListPortsResponse)
+
+ private:
+  const Daemon daemon_;
+};
+
+class WorkersService final : public v1::Workers::Service {
+ public:
+  explicit WorkersService(Daemon daemon) : daemon_(daemon) {}
+  RXTOKEN_LIST_HANDLER(ListWorkers)
 
  private:
   const Daemon daemon_;
@@ -473,6 +483,7 @@ class GrpcServer final : public ApiServer {
       : loop_(daemon.loop),
         connections_(daemon.loop),
         ports_(daemon),
+        workers_(daemon),
         bindings_(daemon),
         rx_sockets_(daemon),
         flows_(daemon),
@@ -498,6 +509,7 @@ class GrpcServer final : public ApiServer {
     builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
     builder.SetResourceQuota(quota);
     builder.RegisterService(&ports_);
+    builder.RegisterService(&workers_);
     builder.RegisterService(&bindings_);
     builder.RegisterService(&rx_sockets_);
     builder.RegisterService(&flows_);
@@ -578,6 +590,7 @@ class GrpcServer final : public ApiServer {
   std::unique_ptr<ConnectionAcceptor> tcp_acceptor_;
   std::string tcp_address_;
   PortsService ports_;
+  WorkersService workers_;
   BindingsService bindings_;
   RxSocketsService rx_sockets_;
   FlowsService flows_;

@@ -74,6 +74,7 @@ class DataplaneImpl final : public Dataplane {
   Result<std::uint32_t> OpenPort(const PortOptions& options) override;
   std::size_t ports() const override { return ports_.size(); }
   PortInfo GetPort(std::uint32_t port) override;
+  std::vector<WorkerInfo> GetWorkers() override;
 
   Result<std::uint64_t> Bind(const BindingOptions& options) override;
   Status AttachQueues(std::uint64_t binding, std::span<const QueueRef> queues) override;
@@ -139,8 +140,9 @@ class DataplaneImpl final : public Dataplane {
 
 DataplaneImpl::DataplaneImpl(const DataplaneOptions& options) {
   for (std::uint32_t i = 0; i < options.worker_cpus.size(); i++) {
-    workers_.push_back(
-        std::make_unique<Worker>(i, options.worker_cpus[i], options.poll, &flow_rules_.table()));
+    workers_.push_back(std::make_unique<Worker>(i, options.worker_cpus[i], options.poll,
+                                                options.reassembly, &flow_rules_.table(),
+                                                &workers_));
   }
 }
 
@@ -171,11 +173,14 @@ Result<std::uint32_t> DataplaneImpl::OpenPort(const PortOptions& options) {
   OpenedPort& opened = ports_.emplace_back();
   opened.port = std::move(*port);
   opened.bindings.resize(opened.port->queues());
+  std::uint32_t port_workers = 0;
   for (std::uint32_t queue = 0; queue < opened.port->queues(); queue++) {
-    const std::uint32_t worker = next_queue_worker_++ % workers_.size();
-    opened.workers.push_back(worker);
-    workers_[worker]->Call([&](Worker& w) {
-      w.AddQueue(opened.port.get(), index, static_cast<std::uint16_t>(queue));
+    opened.workers.push_back(next_queue_worker_++ % static_cast<std::uint32_t>(workers_.size()));
+    port_workers |= 1u << opened.workers.back();
+  }
+  for (std::uint32_t queue = 0; queue < opened.port->queues(); queue++) {
+    WorkerOf({index, queue}).Call([&](Worker& w) {
+      w.AddQueue(opened.port.get(), index, static_cast<std::uint16_t>(queue), port_workers);
     });
   }
   return index;
@@ -198,6 +203,16 @@ PortInfo DataplaneImpl::GetPort(std::uint32_t port) {
     });
   }
   return info;
+}
+
+std::vector<WorkerInfo> DataplaneImpl::GetWorkers() {
+  std::vector<WorkerInfo> workers;
+  for (auto& worker : workers_) {
+    WorkerInfo& info = workers.emplace_back();
+    info.cpu = worker->cpu();
+    worker->Call([&](Worker& w) { info.reassembly = w.reassembly(); });
+  }
+  return workers;
 }
 
 // ---- bindings --------------------------------------------------------------------------------
@@ -396,6 +411,10 @@ Status DataplaneImpl::Unbind(std::uint64_t id) {
   }
   pool.set_draining();
   DetachQueues(it->second);
+  // The first round ends what they may still hand over, the second what was handed over.
+  for (int round = 0; round < 2; round++) {
+    for (auto& worker : workers_) worker->Call([&](Worker& w) { w.DropFragments(pool); });
+  }
   for (auto& worker : workers_) {
     worker->Call([&](Worker& w) {
       for (auto& [socket_id, socket] : rx_sockets_) w.Unbound(socket->lane(w.index()), pool);

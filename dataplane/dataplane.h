@@ -40,6 +40,13 @@ enum class Memory {
   kHuge,   // 2 MiB pages, or an error
 };
 
+// Of the IP reassembly of one worker.
+struct ReassemblyLimits {
+  std::uint32_t datagrams = 4096;   // incomplete at once, 64..1048576
+  std::uint32_t pages = 8192;       // that they may keep, 64..4194304
+  std::uint32_t timeout_ms = 1000;  // 10..30000; what is not complete then is dropped
+};
+
 struct DataplaneOptions {
   // One worker for each entry, pinned to that CPU; -1 leaves it to the scheduler. 1 to
   // kMaxWorkers entries.
@@ -48,6 +55,7 @@ struct DataplaneOptions {
   bool hugepages = false;             // DPDK's own memory in huge pages, and PCI devices probed
   std::uint32_t memory_mib = 256;     // DPDK's own memory; buffers are not part of it
   std::vector<std::string> eal_args;  // handed to DPDK as they are
+  ReassemblyLimits reassembly;
 };
 
 struct PortOptions {
@@ -177,6 +185,29 @@ struct HeldInfo {
   std::uint64_t oldest_ns = 0;                   // age; up to a day and a half
 };
 
+// Of one worker; see Reassembly in worker.proto.
+struct ReassemblyInfo {
+  std::uint64_t fragments = 0;
+  std::uint64_t reassembled = 0;
+  std::uint64_t timed_out = 0;
+  std::uint64_t evicted = 0;
+  std::uint64_t overlap = 0;
+  std::uint64_t invalid = 0;
+  std::uint64_t over_budget = 0;
+  std::uint64_t duplicates = 0;
+  std::uint64_t discarded = 0;
+  std::uint64_t no_page = 0;
+  std::uint64_t copied_out_bytes = 0;
+  std::uint64_t handed_over = 0;
+  std::uint32_t datagrams = 0;
+  std::uint32_t pages = 0;
+};
+
+struct WorkerInfo {
+  int cpu = -1;  // -1: not pinned
+  ReassemblyInfo reassembly;
+};
+
 struct RuleInfo {
   std::uint64_t id = 0;
   std::uint64_t packets = 0;  // that matched
@@ -216,6 +247,9 @@ class Dataplane {
   virtual std::size_t ports() const = 0;
   // Precondition: port < ports().
   virtual PortInfo GetPort(std::uint32_t port) = 0;
+
+  // By index.
+  virtual std::vector<WorkerInfo> GetWorkers() = 0;
 
   // Errors: as Bindings.Bind in binding.proto. Answers the binding's id.
   virtual Result<std::uint64_t> Bind(const BindingOptions& options) = 0;

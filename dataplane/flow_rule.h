@@ -83,6 +83,11 @@ struct FlowKey {
            std::uint64_t{protocol} << 32 | std::uint64_t{static_cast<std::uint8_t>(family)} << 40 |
            std::uint64_t{vlan} << 48;
   }
+  // A protocol that has ports: TCP or UDP.
+  constexpr bool has_ports() const noexcept {
+    const std::uint64_t protocol = (w[1] >> 32) & 0xFF;
+    return protocol == 6 || protocol == 17;
+  }
   constexpr IpFamily family() const noexcept { return static_cast<IpFamily>((w[1] >> 40) & 0xFF); }
 };
 

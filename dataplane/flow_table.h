@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <tuple>
 #include <utility>
@@ -50,6 +51,10 @@ struct alignas(64) RuleTarget {
   std::atomic<std::uint64_t> drops{0};
   std::atomic<std::uint64_t> copied{0};
 
+  std::span<RxLane* const> all() const noexcept {
+    return lane != nullptr ? std::span<RxLane* const>(&lane, 1) : lanes;
+  }
+
   static void Add(std::atomic<std::uint64_t>& counter, std::uint64_t n) noexcept {
     counter.store(counter.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
   }
@@ -76,6 +81,7 @@ class FlowSubTable {
   // nullptr: none matches.
   CompiledRule* Find(const FlowKey& key) const noexcept;
   bool matches_all() const noexcept { return matches_all_; }
+  bool has_ports() const noexcept { return (mask_.w[1] & 0xFFFF'FFFF) != 0; }
   template <typename F>
   void ForEach(F f) const {
     for (const auto& place : rules_) {
@@ -139,6 +145,17 @@ class FlowTable {
   // The rule that wins for `key`; nullptr: none matches.
   static CompiledRule* Lookup(const Plan& plan, const FlowKey& key) noexcept {
     for (const FlowSubTable* table : plan) {
+      if (CompiledRule* rule = table->Find(key); rule != nullptr) return rule;
+    }
+    return nullptr;
+  }
+
+  // What Lookup() will say of the whole datagram, for the key of one of its fragments, in which
+  // there are no ports. Nothing: it depends on the ports.
+  static std::optional<CompiledRule*> LookupFragment(const Plan& plan,
+                                                     const FlowKey& key) noexcept {
+    for (const FlowSubTable* table : plan) {
+      if (table->has_ports() && key.has_ports()) return std::nullopt;
       if (CompiledRule* rule = table->Find(key); rule != nullptr) return rule;
     }
     return nullptr;

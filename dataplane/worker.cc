@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <ctime>
 #include <string>
@@ -36,8 +37,19 @@ struct Worker::Run {
   }
 };
 
-Worker::Worker(std::uint32_t index, int cpu, PollMode poll, const rcu::Pointer<FlowTable>* table)
-    : index_(index), cpu_(cpu), poll_(poll), table_(table) {}
+Worker::Worker(std::uint32_t index, int cpu, PollMode poll, const ReassemblyLimits& reassembly,
+               const rcu::Pointer<FlowTable>* table,
+               const std::vector<std::unique_ptr<Worker>>* peers)
+    : index_(index),
+      cpu_(cpu),
+      poll_(poll),
+      table_(table),
+      peers_(peers),
+      reassembler_({.datagrams = std::bit_ceil(reassembly.datagrams),
+                    .pages = reassembly.pages,
+                    .cells = reassembly.pages,
+                    .timeout_ns = std::uint64_t{reassembly.timeout_ms} * 1'000'000},
+                   Recycle) {}
 
 Worker::~Worker() { Stop(); }
 
@@ -52,6 +64,15 @@ Status Worker::Start() {
                         " does not exist, or this process may not run on it");
     }
   }
+  if (!reassembler_.ok()) {
+    return Status(Code::kResourceExhausted,
+                  "worker " + std::to_string(index_) +
+                      ": no memory for reassembly; lower reassembly.datagrams or reassembly.pages");
+  }
+  for (std::size_t peer = 0; peer < peers_->size(); peer++) {
+    inboxes_.push_back(peer == index_ ? nullptr : std::make_unique<Inbox>());
+  }
+  lent_out_.resize(peers_->size());
   thread_ = std::thread([this] { Loop(); });
   const std::string name = "rxtoken/w" + std::to_string(index_);
   ::pthread_setname_np(thread_.native_handle(), name.c_str());
@@ -87,6 +108,8 @@ void Worker::Loop() {
     idle_rounds_ = busy ? 0 : idle_rounds_ + 1;
     if (!busy) Nap();
   }
+  reassembler_.DropIf([](const rte_mempool*) { return true; });
+  for (rte_mbuf* mbuf : fragments_) Recycle(mbuf);
   rcu::UnregisterReader();
   rte_thread_unregister();
 }
@@ -113,6 +136,12 @@ bool Worker::Round() {
   // Light traffic: nothing is gained by waiting for a lot.
   if (!full_burst || round_ % kFlushRounds == 0) PublishAll();
   bool busy = received != 0;
+  if (mail_.load(std::memory_order_relaxed) != 0) [[unlikely]]
+    busy |= ReadInboxes();
+  if (!fragments_.empty() || reassembler_.datagrams() != 0) [[unlikely]] {
+    if (received == 0) now_ns_ = clock_.Now();
+    busy |= Reassemble(full_burst);
+  }
   if (!holding_.empty() && (!full_burst || round_ % kVisitRounds == 0)) {
     if (received == 0) now_ns_ = clock_.Now();
     busy |= VisitHolding(received == 0 ? 32 : 1);
@@ -142,11 +171,7 @@ std::uint32_t Worker::Receive(RxQueue& queue) {
   const std::uint32_t n = rte_eth_rx_burst(queue.port_id, queue.queue, mbufs, burst);
   if (n == 0) return 0;
   now_ns_ = clock_.Now();
-  const FlowTable* table = table_->Read();
-  if (queue.plan_serial != table->serial()) [[unlikely]] {
-    queue.plan = &table->plan(queue.port_index, queue.queue);
-    queue.plan_serial = table->serial();
-  }
+  UsePlan(queue);
   queue.rx_packets += n;
   if (!queue.plan->empty() && queue.plan->front()->matches_all()) {
     CompiledRule* const rule = queue.plan->front()->Find(FlowKey{});
@@ -167,6 +192,15 @@ std::uint32_t Worker::Receive(RxQueue& queue) {
   }
   Deliver(queue, run);
   return n;
+}
+
+// Makes the queue's plan that of the rules as they are now.
+void Worker::UsePlan(RxQueue& queue) {
+  const FlowTable* table = table_->Read();
+  if (queue.plan_serial != table->serial()) [[unlikely]] {
+    queue.plan = &table->plan(queue.port_index, queue.queue);
+    queue.plan_serial = table->serial();
+  }
 }
 
 // Every frame goes to one rx socket, whole: there is nothing to parse.
@@ -216,14 +250,6 @@ void Worker::ReceiveFrame(RxQueue& queue, rte_mbuf* mbuf, Run& run) {
   if ((mbuf->ol_flags & RTE_MBUF_F_RX_VLAN_STRIPPED) != 0) [[unlikely]]
     RestoreVlanTag(mbuf);
   queue.rx_bytes += mbuf->pkt_len;
-  // The driver may have taken the memory before the queue got its binding: from the binding that
-  // had the queue before, whose pages serve as well, or from the sink.
-  BufferPool* pool = queue.pool;
-  if (pool == nullptr || mbuf->pool != pool->mempool()) [[unlikely]] {
-    pool = BufferPool::Of(mbuf->pool);
-    if (pool != nullptr && pool->draining()) pool = nullptr;
-  }
-
   const auto* const data = rte_pktmbuf_mtod(mbuf, const std::uint8_t*);
   ParsedFrame frame;
   const ParseStatus parsed = ParseFrame(data, mbuf->data_len, mbuf->pkt_len, frame);
@@ -231,24 +257,25 @@ void Worker::ReceiveFrame(RxQueue& queue, rte_mbuf* mbuf, Run& run) {
     queue.Drop(parsed == ParseStatus::kTruncated ? DropReason::kTruncated : DropReason::kMalformed);
     return Recycle(mbuf);
   }
-  CompiledRule* const rule = FlowTable::Lookup(*queue.plan, frame.key);
-  if (rule == nullptr) [[unlikely]] {
-    ExceptionPath* const path = queue.port->exception_path();
-    if (path == nullptr || !path->Send(mbuf)) {
-      queue.Drop(queue.pool == nullptr ? DropReason::kNoBinding : DropReason::kNoRule);
+  CompiledRule* rule;
+  if (frame.is_fragment) [[unlikely]] {
+    const auto certain = FlowTable::LookupFragment(*queue.plan, frame.key);
+    if (!certain || (*certain != nullptr && WantsDatagrams((*certain)->targets[index_]))) {
+      return PutFragmentBy(queue, mbuf, frame);
     }
-    return Recycle(mbuf);
+    rule = *certain;  // which wants frames as they are on the wire
+  } else {
+    rule = FlowTable::Lookup(*queue.plan, frame.key);
   }
+  if (rule == nullptr) [[unlikely]]
+    return DropUnmatched(queue, mbuf);
+  BufferPool* const pool = PoolOf(queue, mbuf);
   RuleTarget& target = rule->targets[index_];
   target.Count(1, mbuf->pkt_len);
   RxLane* const lane = target.lane;
   if (lane == nullptr || pool == nullptr || mbuf->nb_segs != 1) [[unlikely]] {
     Deliver(queue, run);  // what came before
     run.n = 0;
-    // A queue that moved between two segments of a frame: it is no chain of one binding's pages.
-    for (const rte_mbuf* more = mbuf->next; more != nullptr; more = more->next) {
-      if (more->pool != mbuf->pool) pool = nullptr;
-    }
     return DeliverToEach(queue, target, mbuf, frame, pool);
   }
   if (run.lane != lane || run.pool != pool || run.n == kBurst) {
@@ -263,6 +290,34 @@ void Worker::ReceiveFrame(RxQueue& queue, rte_mbuf* mbuf, Run& run) {
                         .page = pool->PageOf(data),
                         .offset = static_cast<std::uint16_t>(pool->OffsetOf(data) + skip),
                         .length = whole ? mbuf->data_len : frame.payload_length};
+}
+
+bool Worker::WantsDatagrams(const RuleTarget& target) noexcept {
+  return std::any_of(target.all().begin(), target.all().end(),
+                     [](const RxLane* lane) { return lane->content != Content::kFrame; });
+}
+
+// The binding that the frame lies in; nullptr: it can only be copied. The driver may have taken
+// the memory before the queue got its binding: from the binding that had the queue before, whose
+// pages serve as well, or from the sink. And the queue may have moved between two segments.
+BufferPool* Worker::PoolOf(const RxQueue& queue, const rte_mbuf* mbuf) noexcept {
+  BufferPool* pool = queue.pool;
+  if (pool == nullptr || mbuf->pool != pool->mempool()) [[unlikely]] {
+    pool = BufferPool::Of(mbuf->pool);
+    if (pool != nullptr && pool->draining()) pool = nullptr;
+  }
+  for (const rte_mbuf* more = mbuf->next; more != nullptr; more = more->next) {
+    if (more->pool != mbuf->pool) pool = nullptr;
+  }
+  return pool;
+}
+
+void Worker::DropUnmatched(RxQueue& queue, rte_mbuf* mbuf) {
+  ExceptionPath* const path = queue.port->exception_path();
+  if (path == nullptr || !path->Send(mbuf)) {
+    queue.Drop(queue.pool == nullptr ? DropReason::kNoBinding : DropReason::kNoRule);
+  }
+  Recycle(mbuf);
 }
 
 void Worker::Deliver(RxQueue& queue, const Run& run) {
@@ -316,14 +371,11 @@ void Worker::DropRun(RxQueue& queue, const Run& run, std::uint32_t from, DropRea
 // that, else as a copy.
 void Worker::DeliverToEach(RxQueue& queue, RuleTarget& target, rte_mbuf* mbuf,
                            const ParsedFrame& frame, BufferPool* pool) {
-  const auto lanes =
-      target.lane != nullptr ? std::span<RxLane* const>(&target.lane, 1) : target.lanes;
   if (pool != nullptr) KeepChain(*pool, mbuf);
-  for (RxLane* const lane : lanes) {
+  for (RxLane* const lane : target.all()) {
     const bool in_place = pool != nullptr && lane->MayUse(*pool);
-    const DropReason dropped = in_place
-                                   ? DeliverInPlace(queue, target, *lane, *pool, mbuf, frame, 0)
-                                   : DeliverCopy(queue, target, *lane, mbuf, frame);
+    const DropReason dropped = in_place ? DeliverInPlace(queue, target, *lane, *pool, mbuf, frame)
+                                        : DeliverCopy(queue, target, *lane, mbuf, frame);
     if (dropped != DropReason::kCount) {
       queue.Drop(dropped);
       lane->lane.counters().drops[static_cast<std::size_t>(dropped)]++;
@@ -342,12 +394,12 @@ void Worker::DeliverToEach(RxQueue& queue, RuleTarget& target, rte_mbuf* mbuf,
 
 // Lends a frame of `pool` as one message, a fragment for each of its segments. kCount: done.
 DropReason Worker::DeliverInPlace(const RxQueue& queue, const RuleTarget& target, RxLane& lane,
-                                  BufferPool& pool, const rte_mbuf* mbuf, const ParsedFrame& frame,
-                                  std::uint8_t flags) {
+                                  BufferPool& pool, const rte_mbuf* mbuf,
+                                  const ParsedFrame& frame) {
   if (!lane.attached) return DropReason::kNotAttached;
   if (mbuf->nb_segs > kMaxSegments) return DropReason::kTooManySegments;
   const bool whole = !frame.udp || lane.content == Content::kFrame;
-  if (whole) flags |= kWholeFrame;
+  const std::uint8_t flags = whole ? kWholeFrame : 0;
   std::uint32_t left = whole ? mbuf->pkt_len : frame.payload_length;
   std::uint32_t skip = whole ? 0 : frame.payload_offset;
   std::uint8_t distance = whole ? std::uint8_t{0} : frame.ip_header_distance;
@@ -357,7 +409,9 @@ DropReason Worker::DeliverInPlace(const RxQueue& queue, const RuleTarget& target
     const auto* const data = rte_pktmbuf_mtod(mbuf, const std::uint8_t*);
     const std::uint32_t length = std::min(left, mbuf->data_len - skip);
     left -= length;
-    items[n++] = {.flags = static_cast<std::uint8_t>(flags | (left != 0 ? kMoreFragments : 0)),
+    const bool copied = (mbuf->ol_flags & kCopiedSegment) != 0;
+    items[n++] = {.flags = static_cast<std::uint8_t>(flags | (left != 0 ? kMoreFragments : 0) |
+                                                     (copied ? kCopied : 0)),
                   .ip_header_distance = distance,
                   .page = pool.PageOf(data),
                   .offset = static_cast<std::uint16_t>(pool.OffsetOf(data) + skip),
@@ -385,14 +439,23 @@ DropReason Worker::DeliverCopy(RxQueue& queue, const RuleTarget& target, RxLane&
   }
   if (pool == nullptr) return DropReason::kNoBinding;
   if (!lane.attached) return DropReason::kNotAttached;
-  rte_mbuf* const copy = rte_pktmbuf_copy(mbuf, pool->mempool(), 0, mbuf->pkt_len);
+  rte_mbuf* const copy = CopyInto(*pool, mbuf);
   if (copy == nullptr) return DropReason::kNoPage;
-  copy->ol_flags |= RTE_MBUF_F_EXTERNAL;  // which it is, and rte_pktmbuf_copy() took off
   KeepChain(*pool, copy);
-  const DropReason dropped = DeliverInPlace(queue, target, lane, *pool, copy, frame, kCopied);
+  const DropReason dropped = DeliverInPlace(queue, target, lane, *pool, copy, frame);
   queue.copied_packets += dropped == DropReason::kCount;
   EndChain(*pool, copy);
   return dropped;
+}
+
+// nullptr: no free page.
+rte_mbuf* Worker::CopyInto(BufferPool& pool, const rte_mbuf* mbuf) {
+  rte_mbuf* const copy = rte_pktmbuf_copy(mbuf, pool.mempool(), 0, mbuf->pkt_len);
+  for (rte_mbuf* segment = copy; segment != nullptr; segment = segment->next) {
+    // External it is, which rte_pktmbuf_copy() took off.
+    segment->ol_flags |= RTE_MBUF_F_EXTERNAL | kCopiedSegment;
+  }
+  return copy;
 }
 
 // A frame of `pool` is about to be lent, perhaps several times. Its pages stay until EndChain():
@@ -408,6 +471,7 @@ void Worker::EndChain(BufferPool& pool, rte_mbuf* mbuf) {
     rte_mbuf* const next = mbuf->next;
     mbuf->next = nullptr;
     mbuf->nb_segs = 1;
+    mbuf->ol_flags &= ~kCopiedSegment;
     pool.DropShare(pool.PageOf(mbuf->buf_addr));
     mbuf = next;
   }
@@ -566,8 +630,10 @@ void Worker::RingDoorbell(RxLane& lane) {
 
 // ---- commands --------------------------------------------------------------------------------
 
-void Worker::AddQueue(Port* port, std::uint32_t port_index, std::uint16_t queue) {
+void Worker::AddQueue(Port* port, std::uint32_t port_index, std::uint16_t queue,
+                      std::uint32_t port_workers) {
   RxQueue added;
+  added.port_workers = port_workers;
   added.port = port;
   added.port_index = port_index;
   added.port_id = port->id();
@@ -584,6 +650,7 @@ void Worker::Attach(const Port* port, std::uint16_t queue, BufferPool* pool) {
   RxQueue& q = FindQueue(port, queue);
   if (q.pool != nullptr) q.pool->DropLoose();
   q.pool = pool;
+  LimitFragments();
   q.pages_per_frame = 0;
   if (pool != nullptr) {
     if (port->forgets_unfinished_frames()) {

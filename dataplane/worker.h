@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // worker.h - the thread that polls receive queues, lends what arrives and takes it back.
 //
-//   one round:  receive a burst from each queue -> parse, look up, lend
+//   one round:  receive a burst from each queue -> parse, look up, lend; put IP fragments by
+//               reassemble those, if the burst was full no more than half as many as it could hold
 //               publish lanes with enough to show, or all of them when traffic is light
 //               take returned tokens back from lanes that are due
 //               run one command of the control thread
@@ -30,6 +31,7 @@
 #include "dataplane/flow_table.h"
 #include "dataplane/parse.h"
 #include "dataplane/port.h"
+#include "dataplane/reassembler.h"
 #include "dataplane/tsc_clock.h"
 #include "tokens/lane.h"
 #include "tokens/rcu.h"
@@ -87,6 +89,9 @@ struct RxQueue {
   BufferPool* pool = nullptr;  // the binding; nullptr: none
   // Not 0: the driver must find that many free pages for each frame of a burst.
   std::uint32_t pages_per_frame = 0;
+  // The workers that poll the port, as bits: among them each datagram that comes in fragments has
+  // one that reassembles it.
+  std::uint32_t port_workers = 0;
   const FlowTable::Plan* plan = nullptr;
   std::uint64_t plan_serial = 0;  // of the table that `plan` belongs to
   std::uint64_t rx_packets = 0;
@@ -99,8 +104,10 @@ struct RxQueue {
 
 class Worker {
  public:
-  // `table` outlives the worker. `cpu` -1: wherever the scheduler puts it.
-  Worker(std::uint32_t index, int cpu, PollMode poll, const rcu::Pointer<FlowTable>* table);
+  // `table` outlives the worker, and so do its `peers`, all workers by index, while they run.
+  // `cpu` -1: wherever the scheduler puts it.
+  Worker(std::uint32_t index, int cpu, PollMode poll, const ReassemblyLimits& reassembly,
+         const rcu::Pointer<FlowTable>* table, const std::vector<std::unique_ptr<Worker>>* peers);
   ~Worker();
 
   // Errors: kInvalidArgument  no such CPU, or we may not use it
@@ -114,7 +121,8 @@ class Worker {
   }
 
   // ---- inside Call() ----------------------------------------------------------------------
-  void AddQueue(Port* port, std::uint32_t port_index, std::uint16_t queue);
+  void AddQueue(Port* port, std::uint32_t port_index, std::uint16_t queue,
+                std::uint32_t port_workers);
   // Points a queue at a binding's pool, or at none.
   void Attach(const Port* port, std::uint16_t queue, BufferPool* pool);
   // Nothing is delivered to the lane any more, and nothing waits for it.
@@ -124,11 +132,16 @@ class Worker {
   // Takes back what the lane was lent of a draining binding, looking at no more than `budget`
   // pages; true when nothing is left.
   bool Revoke(RxLane& lane, const PageTable& table, std::uint32_t budget);
+  // Drops the fragments of the pool that are not handed over, or complete, yet: once all workers
+  // have done so, and again, none keeps a page of it.
+  void DropFragments(const BufferPool& pool);
+  ReassemblyInfo reassembly() const noexcept;
   // Precondition: the worker polls it.
   RxQueue& FindQueue(const Port* port, std::uint16_t queue);
   PageRecycler& recycler() noexcept { return recycler_; }
 
   std::uint32_t index() const noexcept { return index_; }
+  int cpu() const noexcept { return cpu_; }
 
  private:
   static constexpr std::uint16_t kBurst = 32;
@@ -138,6 +151,17 @@ class Worker {
   static constexpr std::uint32_t kVisitRounds = 4;      // between visits of lanes that hold pages
   static constexpr std::uint64_t kDoorbellNs = 50'000;  // an application cannot have more
   static constexpr std::size_t kMaxWaiting = 256;       // fragments of a lane, for a free slot
+
+  static constexpr std::uint32_t kFragmentBacklog = 256;
+  // In `ol_flags` of a segment: it is a copy. A flag of the transmit side, which no received
+  // frame has.
+  static constexpr std::uint64_t kCopiedSegment = RTE_MBUF_F_TX_UDP_SEG;
+
+  // What one worker leaves for another.
+  struct Inbox {
+    SpscRing<rte_mbuf*, kFragmentBacklog> fragments;
+    SpscRing<rte_mbuf*, kFragmentBacklog> back;  // fragments of shared pages, which were copied
+  };
 
   struct Command {
     void (*run)(Worker&, void*);
@@ -155,19 +179,35 @@ class Worker {
   void Nap();
 
   std::uint32_t Receive(RxQueue& queue);
+  void UsePlan(RxQueue& queue);
   void ReceiveAllFrames(RxQueue& queue, CompiledRule& rule, RxLane& lane, rte_mbuf** mbufs,
                         std::uint32_t n);
   void ReceiveFrame(RxQueue& queue, rte_mbuf* mbuf, Run& run);
+  static BufferPool* PoolOf(const RxQueue& queue, const rte_mbuf* mbuf) noexcept;
+  static bool WantsDatagrams(const RuleTarget& target) noexcept;
+  static rte_mbuf* CopyInto(BufferPool& pool, const rte_mbuf* mbuf);
+  void DropUnmatched(RxQueue& queue, rte_mbuf* mbuf);
   static void RestoreVlanTag(rte_mbuf* mbuf);
   void Deliver(RxQueue& queue, const Run& run);
   void DropRun(RxQueue& queue, const Run& run, std::uint32_t from, DropReason reason);
   void DeliverToEach(RxQueue& queue, RuleTarget& target, rte_mbuf* mbuf, const ParsedFrame& frame,
                      BufferPool* pool);
   DropReason DeliverInPlace(const RxQueue& queue, const RuleTarget& target, RxLane& lane,
-                            BufferPool& pool, const rte_mbuf* mbuf, const ParsedFrame& frame,
-                            std::uint8_t flags);
+                            BufferPool& pool, const rte_mbuf* mbuf, const ParsedFrame& frame);
   DropReason DeliverCopy(RxQueue& queue, const RuleTarget& target, RxLane& lane,
                          const rte_mbuf* mbuf, const ParsedFrame& frame);
+  // worker_fragments.cc
+  void PutFragmentBy(RxQueue& queue, rte_mbuf* mbuf, const ParsedFrame& frame);
+  bool HandOver(std::uint32_t peer, rte_mbuf* mbuf);
+  void GiveBack(std::uint32_t peer, rte_mbuf* mbuf);
+  bool ReadInboxes();
+  bool Reassemble(bool full_burst);
+  struct NextFragment;
+  NextFragment PrepareFragment(rte_mbuf* mbuf);
+  void LimitFragments();
+  void DeliverDatagram(RxQueue& queue, rte_mbuf* mbuf);
+  RxQueue& QueueOf(const rte_mbuf* mbuf) noexcept;
+
   void KeepChain(BufferPool& pool, const rte_mbuf* mbuf);
   static void EndChain(BufferPool& pool, rte_mbuf* mbuf);
   static void Recycle(rte_mbuf* mbuf);
@@ -188,6 +228,11 @@ class Worker {
   const int cpu_;
   const PollMode poll_;
   const rcu::Pointer<FlowTable>* const table_;
+  const std::vector<std::unique_ptr<Worker>>* const peers_;
+
+  // [peers>w]
+  std::vector<std::unique_ptr<Inbox>> inboxes_;                    // by peer; none of our own
+  alignas(kWriterAlignBytes) std::atomic<std::uint32_t> mail_{0};  // bits of peers that left some
 
   // [ctl>w]
   std::atomic<bool> stop_{false};
@@ -204,6 +249,11 @@ class Worker {
   std::uint32_t round_ = 0;
   std::uint32_t idle_rounds_ = 0;
   PageRecycler recycler_;
+  Reassembler reassembler_;
+  std::deque<rte_mbuf*> fragments_;      // to be reassembled here
+  std::vector<std::uint32_t> lent_out_;  // frames of shared pages that a peer copies, by peer
+  std::uint32_t fragment_pages_ = 0;     // that reassembly may keep
+  std::uint64_t handed_over_ = 0;
 };
 
 }  // namespace rxtoken

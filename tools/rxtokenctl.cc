@@ -24,6 +24,7 @@
 #include "rxtoken/v1/port.grpc.pb.h"
 #include "rxtoken/v1/rx_socket.grpc.pb.h"
 #include "rxtoken/v1/token.grpc.pb.h"
+#include "rxtoken/v1/worker.grpc.pb.h"
 #include "tools/ctl.h"
 #include "tools/table.h"
 
@@ -378,6 +379,28 @@ Request& SetCall(CLI::App& verb, Ctl& ctl,
   return *request;
 }
 
+Table WorkerTable(const v1::ListWorkersResponse& response) {
+  Table table({"WORKER", "CPU", "FRAGMENTS", "REASSEMBLED", "TIMED_OUT", "EVICTED", "OVERLAP",
+               "INVALID", "OVER_BUDGET", "DUPLICATES", "DISCARDED", "NO_PAGE", "COPIED_OUT_BYTES",
+               "HANDED_OVER", "DATAGRAMS", "PAGES"});
+  for (const v1::Worker& worker : response.workers()) {
+    const v1::Reassembly& r = worker.reassembly();
+    table.Add(worker.index(), worker.cpu() < 0 ? "any" : std::to_string(worker.cpu()),
+              r.fragments(), r.reassembled(), r.timed_out(), r.evicted(), r.overlap(), r.invalid(),
+              r.over_budget(), r.duplicates(), r.discarded(), r.no_page(), r.copied_out_bytes(),
+              r.handed_over(), r.datagrams(), r.pages());
+  }
+  return table;
+}
+
+void AddWorker(CLI::App& app, Ctl& ctl) {
+  CLI::App& worker = AddNoun(app, "worker", "Threads that poll queues, and their IP reassembly");
+  CLI::App& list = AddVerb(worker, "list", "All workers", "worker list");
+  SetCall(
+      list, ctl, &v1::Workers::Stub::ListWorkers,
+      +[](const v1::ListWorkersResponse& response) { std::cout << WorkerTable(response); });
+}
+
 void AddPort(CLI::App& app, Ctl& ctl) {
   CLI::App& port = AddNoun(app, "port", "Network ports and their queues");
 
@@ -563,11 +586,12 @@ int Holders(const Ctl& ctl, int top) {
 }
 
 void AddHolders(CLI::App& app, Ctl& ctl) {
-  CLI::App& verb = AddVerb(app, "holders", "Which rx sockets hold how much of which binding",
-                           "holders --top 5");
+  CLI::App& verb =
+      AddVerb(app, "holders", "Which rx sockets hold how much of which binding", "holders --top 5");
   verb.footer(
       "OLDEST_MS is how long the oldest page is held, P50_US and P99_US for how long at most half\n"
-      "and 99 of 100 of those were that have come back, and OF what part of each binding it holds.\n"
+      "and 99 of 100 of those were that have come back, and OF what part of each binding it "
+      "holds.\n"
       "Example: rxtokenctl holders --top 5");
   const auto top = std::make_shared<int>(10);
   verb.add_option("--top", *top, "How many, those with most pages first [10]")
@@ -813,6 +837,7 @@ int Main(int argc, char** argv) {
       ->option_text("S");
   app.add_flag("--json", ctl.json, "Print JSON, not tables");
   AddPort(app, ctl);
+  AddWorker(app, ctl);
   AddBinding(app, ctl);
   AddSocket(app, ctl);
   AddHolders(app, ctl);

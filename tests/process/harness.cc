@@ -171,6 +171,7 @@ Daemon::Daemon(const std::vector<std::string>& arguments, const std::vector<std:
   rx_sockets_ = v1::RxSockets::NewStub(channel);
   flows_ = v1::Flows::NewStub(channel);
   tokens_ = v1::Tokens::NewStub(channel);
+  workers_ = v1::Workers::NewStub(channel);
 
   WaitUntil([&] {
     const bool running = process_->Running();
@@ -194,6 +195,10 @@ v1::Port Daemon::GetPort(const std::string& name) {
   v1::GetPortRequest request;
   request.set_name(name);
   return Call(*ports_, &v1::Ports::Stub::GetPort, request);
+}
+
+v1::Worker Daemon::GetWorker(int index) {
+  return Call(*workers_, &v1::Workers::Stub::ListWorkers, v1::ListWorkersRequest()).workers(index);
 }
 
 v1::Binding Daemon::GetBinding(const std::string& name) {

@@ -23,6 +23,7 @@
 #include "rxtoken/v1/port.grpc.pb.h"
 #include "rxtoken/v1/rx_socket.grpc.pb.h"
 #include "rxtoken/v1/token.grpc.pb.h"
+#include "rxtoken/v1/worker.grpc.pb.h"
 #include "tests/process/wait_until.h"
 
 namespace rxtoken::test {
@@ -103,6 +104,7 @@ class Daemon {
   // What every test asks for. They fail the test, and answer an empty message, if the daemon
   // does not answer OK.
   v1::Port GetPort(const std::string& name);
+  v1::Worker GetWorker(int index);
   v1::Binding GetBinding(const std::string& name);
   v1::RxSocket GetRxSocket(const std::string& name, bool audit = false);
   v1::Binding Bind(const std::string& name, const std::string& port, std::uint64_t pages,
@@ -127,6 +129,7 @@ class Daemon {
   std::unique_ptr<v1::RxSockets::Stub> rx_sockets_;
   std::unique_ptr<v1::Flows::Stub> flows_;
   std::unique_ptr<v1::Tokens::Stub> tokens_;
+  std::unique_ptr<v1::Workers::Stub> workers_;
 };
 
 // Moves the calling thread, and the processes that it starts, into a network of their own.

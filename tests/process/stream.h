@@ -36,6 +36,12 @@ struct FrameOptions {
 std::vector<std::uint8_t> UdpFrame(const FrameOptions& options,
                                    std::span<const std::uint8_t> payload);
 
+// The same as IP fragments of at most `room` bytes each, a multiple of 8, with IPv4 or IPv6 around
+// them, in order.
+std::vector<std::vector<std::uint8_t>> Fragments(const FrameOptions& options,
+                                                 std::span<const std::uint8_t> payload, bool ipv6,
+                                                 std::uint32_t id, std::size_t room);
+
 // The parts of a capture file in libpcap's format.
 std::vector<std::uint8_t> PcapHeader();
 std::vector<std::uint8_t> PcapRecord(std::span<const std::uint8_t> frame);
@@ -54,5 +60,8 @@ bool SendUdp(const std::string& address, std::uint16_t port, const Stream& strea
 // As frames from a packet socket, on an interface.
 bool SendFrames(const std::string& interface, const FrameOptions& options, const Stream& stream,
                 const Pace& pace);
+// The same in fragments for an MTU of 1500, those of each datagram in random order.
+bool SendShuffledFragments(const std::string& interface, bool ipv6, const Stream& stream,
+                           const Pace& pace);
 
 }  // namespace rxtoken::test

@@ -37,6 +37,8 @@ struct Setup {
   std::uint64_t window = kWindow;
   std::string source = "198.18.0.1";
   std::vector<std::string> client_arguments = {};
+  std::uint64_t count = kDatagrams;
+  std::uint64_t hold = kHold;
 };
 
 // A daemon with one port, and a client that receives and checks the stream.
@@ -44,6 +46,8 @@ class Traffic {
  public:
   explicit Traffic(const Setup& setup)
       : window(setup.window),
+        count(setup.count),
+        hold(setup.hold),
         daemon({"--port", "p0=" + setup.device}),
         fragments_per_message_(setup.fragments_per_message) {
     if (!daemon.process().Running()) return;
@@ -65,9 +69,9 @@ class Traffic {
                                      "--max-bytes",
                                      std::to_string(setup.stream.max_bytes),
                                      "--count",
-                                     std::to_string(kDatagrams),
+                                     std::to_string(count),
                                      "--hold",
-                                     std::to_string(kHold)};
+                                     std::to_string(hold)};
     argv.insert(argv.end(), setup.client_arguments.begin(), setup.client_arguments.end());
     client = std::make_unique<Process>(argv);
     if (client->WaitForLine("ready").empty()) return;
@@ -78,22 +82,21 @@ class Traffic {
   // How many messages the client is done with, or may go on holding.
   std::uint64_t Progress() {
     const v1::RxSocketStatistics now = daemon.GetRxSocket("rx").statistics();
-    return now.messages() - now.outstanding() / fragments_per_message_ + kHold;
+    return now.messages() - now.outstanding() / fragments_per_message_ + hold;
   }
 
   Pace pace() {
-    return {kDatagrams, window, [this] { return Progress(); }};
+    return {count, window, [this] { return Progress(); }};
   }
 
   // Every datagram came once, in order, complete and in place; everything is back.
   void ExpectAllReceived() {
     const std::string done = client->WaitForLine("done");
-    EXPECT_EQ(done.substr(0, done.find(" fragments")),
-              "done messages=" + std::to_string(kDatagrams));
+    EXPECT_EQ(done.substr(0, done.find(" fragments")), "done messages=" + std::to_string(count));
     EXPECT_EQ(done.substr(done.rfind(' ') + 1), "errors=0") << done;
     EXPECT_TRUE(WaitUntil([&] { return statistics().outstanding() == 0; }));
     const v1::RxSocketStatistics end = statistics();
-    EXPECT_EQ(end.messages(), kDatagrams);
+    EXPECT_EQ(end.messages(), count);
     EXPECT_EQ(end.lent(), end.returned());
     EXPECT_TRUE(end.drops().empty()) << end.ShortDebugString();
     EXPECT_TRUE(end.refusals().empty()) << end.ShortDebugString();
@@ -106,6 +109,8 @@ class Traffic {
 
   static constexpr std::uint64_t kPages = 4096;
   const std::uint64_t window;
+  const std::uint64_t count;
+  const std::uint64_t hold;
   Daemon daemon;
   std::unique_ptr<Process> client;
   bool ready = false;
@@ -156,6 +161,57 @@ TEST(Traffic, Ipv6FromAKernelSocketThroughVeth) {
   traffic.ExpectAllReceived();
   EXPECT_EQ(traffic.daemon.GetBinding("b0").pages_free(), Traffic::kPages);
 }
+
+// ---- IP fragments ----------------------------------------------------------------------------
+
+// The longest datagrams, in 45 or 46 fragments, of which none is so small that it is copied.
+class Fragmented : public testing::TestWithParam<bool> {
+ protected:
+  static constexpr Stream kStream = {.min_bytes = 65507, .max_bytes = 65507};
+  static constexpr std::uint64_t kCount = 3000;
+
+  bool ipv6() const { return GetParam(); }
+
+  // Runs `send` with a receiver, and expects all of it there, in place.
+  template <typename Send>
+  void Run(Send send) {
+    const NetworkNamespace network;
+    if (!network.ok()) GTEST_SKIP() << "a network namespace needs root";
+    MakeVethPair();
+    Ip("addr add 2001:db8::1/64 dev va nodad");
+    Ip("neigh add 2001:db8::2 dev va lladdr 02:00:00:00:00:02");
+    Traffic traffic({.device = kAfPacket,
+                     .stream = kStream,
+                     .fragments_per_message = 46,
+                     .window = 10,
+                     .source = ipv6() ? "[2001:db8::1]" : "198.18.0.1",
+                     .count = kCount,
+                     .hold = 2});
+    ASSERT_TRUE(traffic.ready);
+    EXPECT_TRUE(send(traffic.pace()));
+    traffic.ExpectAllReceived();
+
+    const v1::Reassembly reassembly = traffic.daemon.GetWorker(0).reassembly();
+    EXPECT_EQ(reassembly.reassembled(), kCount) << reassembly.ShortDebugString();
+    EXPECT_EQ(reassembly.copied_out_bytes(), 0u);
+    EXPECT_EQ(reassembly.pages(), 0u);
+    EXPECT_EQ(traffic.daemon.GetPort("p0").queues(0).copied_packets(), 0u);
+    EXPECT_EQ(traffic.daemon.GetBinding("b0").pages_free(), Traffic::kPages);
+  }
+};
+
+TEST_P(Fragmented, FromAKernelSocket) {
+  Run([&](const Pace& pace) {
+    return SendUdp(ipv6() ? "2001:db8::2" : "198.18.0.2", kUdpPort, kStream, pace);
+  });
+}
+
+TEST_P(Fragmented, Shuffled) {
+  Run([&](const Pace& pace) { return SendShuffledFragments("va", ipv6(), kStream, pace); });
+}
+
+INSTANTIATE_TEST_SUITE_P(Traffic, Fragmented, testing::Bool(),
+                         [](const auto& param) { return param.param ? "Ipv6" : "Ipv4"; });
 
 // Not every kernel has VLAN interfaces, so the frames come tagged from a packet socket.
 TEST(Traffic, VlanTaggedThroughVeth) {

@@ -24,7 +24,8 @@ namespace rxtoken {
   X(kHeldLimit, "held_limit", "the rx socket holds max_held_fragments already")            \
   X(kOutside, "outside", "it lies outside the bindings that the rx socket may use")        \
   X(kTooManySegments, "too_many_segments", "the frame is spread over more than 64 pages")  \
-  X(kNoPage, "no_page", "no free page to copy a frame into that arrived outside the binding")
+  X(kNoPage, "no_page", "no free page to copy a frame into that arrived outside the binding") \
+  X(kFragmentBacklog, "fragment_backlog", "IP fragments came faster than they can be reassembled")
 
 #define RXTOKEN_REFUSALS(X)                                                                  \
   X(kSlotNotInUse, "slot_not_in_use", "nothing is outstanding under the token's slot")       \

@@ -117,6 +117,10 @@ TEST(Config, ValuesOutOfRangeAreRefused) {
   for (const char* text :
        {"workers: 0",
         "workers: 17",
+        "reassembly: {datagrams: 63}",
+        "reassembly: {pages: 4194305}",
+        "reassembly: {timeout_ms: 9}",
+        "reassembly: {timeout_ms: 30001}",
         "workers: []",
         "workers: [{cpu: -1}]",
         "workers: [3]",

@@ -70,6 +70,9 @@ class FakeDataplane : public Dataplane {
     return info;
   }
 
+  std::vector<WorkerInfo> GetWorkers() override {
+    return {{.cpu = 2, .reassembly = {.fragments = 5, .overlap = 1, .pages = 3}}};
+  }
   Result<std::uint64_t> Bind(const BindingOptions& options) override {
     const std::uint64_t id = next_id_++;
     Buffer& buffer = buffers[id];

@@ -635,6 +635,16 @@ TEST_F(ManagerTest, TheSameMatchAndPriorityIsRefusedAndTheOtherRuleNamed) {
   EXPECT_EQ(Add("s", 2, "", 32768).status().code(), Code::kInvalidArgument);
 }
 
+TEST_F(ManagerTest, ListsWorkers) {
+  const Result<v1::ListWorkersResponse> workers = manager_.ListWorkers();
+  ASSERT_EQ(workers->workers_size(), 1);
+  EXPECT_EQ(workers->workers(0).index(), 0u);
+  EXPECT_EQ(workers->workers(0).cpu(), 2);
+  EXPECT_EQ(workers->workers(0).reassembly().fragments(), 5u);
+  EXPECT_EQ(workers->workers(0).reassembly().overlap(), 1u);
+  EXPECT_EQ(workers->workers(0).reassembly().pages(), 3u);
+}
+
 TEST_F(ManagerTest, ARuleIsPointedAtAnotherRxSocketInOneStep) {
   ASSERT_TRUE(Open("s").ok());
   ASSERT_TRUE(Open("t").ok());

@@ -373,6 +373,31 @@ TEST(FlowTable, SourceAndDestinationOfIpv6AreNotMixedUp) {
   EXPECT_EQ(Winner(*table, UdpFrame(V6(2), V6(1), 1000, 2000)), 0u);
 }
 
+// ---- IP fragments ------------------------------------------------------------------------------
+
+TEST(FlowTable, WhatAFragmentIsForMayDependOnItsDatagramsPorts) {
+  const auto lookup = [](const TestTable& table, std::uint8_t protocol) {
+    Headers fragment = UdpFrame(V4({10, 0, 0, 1}), V4({10, 0, 0, 2}), 0, 0);
+    fragment.protocol = protocol;
+    return FlowTable::LookupFragment(table->plan(0, 0), KeyOfFrame(fragment));
+  };
+  const TestTable without_ports = Rules().Add(Match().Protocol(kUdp));
+  ASSERT_TRUE(lookup(without_ports, kUdp).has_value());
+  EXPECT_EQ((*lookup(without_ports, kUdp))->rule.id, 1u);
+  EXPECT_EQ(lookup(without_ports, kTcp), nullptr) << "no rule, whatever the ports are";
+
+  const TestTable above =
+      Rules().Add(Match().Protocol(kUdp).ToPort(2000), 1).Add(Match().Protocol(kUdp));
+  EXPECT_EQ(lookup(above, kUdp), std::nullopt);
+  EXPECT_EQ(lookup(above, kTcp), std::nullopt) << "a rule of TCP could be in that table";
+  EXPECT_EQ(lookup(above, 1), nullptr) << "ICMP has no ports";
+
+  const TestTable below =
+      Rules().Add(Match().Protocol(kUdp), 1).Add(Match().Protocol(kUdp).ToPort(2000));
+  ASSERT_TRUE(lookup(below, kUdp).has_value());
+  EXPECT_EQ((*lookup(below, kUdp))->rule.id, 1u);
+}
+
 // ---- many rules ------------------------------------------------------------------------------
 
 TEST(FlowTable, TenThousandExactFlowsEachFindTheirRule) {
