@@ -292,7 +292,7 @@ v1::Port Manager::PortMessage(const Caller& caller, std::uint32_t port) {
 
 // -- workers ----------------------------------------------------------------------------------
 
-Result<v1::ListWorkersResponse> Manager::ListWorkers() {
+Result<v1::ListWorkersResponse> Manager::ListWorkers(const Caller&, const v1::ListWorkersRequest&) {
   v1::ListWorkersResponse response;
   for (const WorkerInfo& info : dataplane_.GetWorkers()) {
     v1::Worker& worker = *response.add_workers();

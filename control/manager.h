@@ -78,7 +78,7 @@ class Manager {
   Result<v1::ListPortsResponse> ListPorts(const Caller& caller, const v1::ListPortsRequest&);
 
   // -- workers ------------------------------------------------------------------------------
-  Result<v1::ListWorkersResponse> ListWorkers();
+  Result<v1::ListWorkersResponse> ListWorkers(const Caller& caller, const v1::ListWorkersRequest&);
 
   // -- bindings -----------------------------------------------------------------------------
   Result<v1::Binding> Bind(const Caller& caller, const v1::BindRequest& request);

@@ -138,7 +138,7 @@ class PortsService final : public v1::Ports::Service {
 class WorkersService final : public v1::Workers::Service {
  public:
   explicit WorkersService(Daemon daemon) : daemon_(daemon) {}
-  RXTOKEN_LIST_HANDLER(ListWorkers)
+  RXTOKEN_HANDLER(ListWorkers, ListWorkersResponse)
 
  private:
   const Daemon daemon_;

@@ -59,8 +59,7 @@ TEST_F(SlowClient, IsSeenAmongTheHolders) {
   std::vector<std::uint32_t> tokens;
   for (const RawFragment& fragment : none->Poll()) tokens.push_back(fragment.token);
   none->Return(0, tokens);
-  EXPECT_TRUE(
-      WaitUntil([&] { return daemon.GetRxSocket("none").statistics().returned() == 100; }));
+  EXPECT_TRUE(WaitUntil([&] { return daemon.GetRxSocket("none").statistics().returned() == 100; }));
 
   std::string output;
   std::string errors;

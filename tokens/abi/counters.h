@@ -13,17 +13,17 @@
 namespace rxtoken {
 
 //   X(enumerator, name, meaning)
-#define RXTOKEN_DROP_REASONS(X)                                                            \
-  X(kNoBinding, "no_binding", "the queue has no binding")                                  \
-  X(kNoRule, "no_rule", "no flow rule matches the frame")                                  \
-  X(kTruncated, "truncated", "a header or length field reaches past the end of the frame") \
-  X(kMalformed, "malformed", "a header field has a value that its protocol forbids")       \
-  X(kNotAttached, "not_attached", "the rx socket has no application attached")             \
-  X(kRingFull, "ring_full", "the rx socket's descriptor ring is full")                     \
-  X(kNoSlot, "no_slot", "all 32 slots have outstanding tokens, and too much waits")        \
-  X(kHeldLimit, "held_limit", "the rx socket holds max_held_fragments already")            \
-  X(kOutside, "outside", "it lies outside the bindings that the rx socket may use")        \
-  X(kTooManySegments, "too_many_segments", "the frame is spread over more than 64 pages")  \
+#define RXTOKEN_DROP_REASONS(X)                                                               \
+  X(kNoBinding, "no_binding", "the queue has no binding")                                     \
+  X(kNoRule, "no_rule", "no flow rule matches the frame")                                     \
+  X(kTruncated, "truncated", "a header or length field reaches past the end of the frame")    \
+  X(kMalformed, "malformed", "a header field has a value that its protocol forbids")          \
+  X(kNotAttached, "not_attached", "the rx socket has no application attached")                \
+  X(kRingFull, "ring_full", "the rx socket's descriptor ring is full")                        \
+  X(kNoSlot, "no_slot", "all 32 slots have outstanding tokens, and too much waits")           \
+  X(kHeldLimit, "held_limit", "the rx socket holds max_held_fragments already")               \
+  X(kOutside, "outside", "it lies outside the bindings that the rx socket may use")           \
+  X(kTooManySegments, "too_many_segments", "the frame is spread over more than 64 pages")     \
   X(kNoPage, "no_page", "no free page to copy a frame into that arrived outside the binding") \
   X(kFragmentBacklog, "fragment_backlog", "IP fragments came faster than they can be reassembled")
 
