@@ -636,7 +636,7 @@ TEST_F(ManagerTest, TheSameMatchAndPriorityIsRefusedAndTheOtherRuleNamed) {
 }
 
 TEST_F(ManagerTest, ListsWorkers) {
-  const Result<v1::ListWorkersResponse> workers = manager_.ListWorkers();
+  const Result<v1::ListWorkersResponse> workers = manager_.ListWorkers({}, {});
   ASSERT_EQ(workers->workers_size(), 1);
   EXPECT_EQ(workers->workers(0).index(), 0u);
   EXPECT_EQ(workers->workers(0).cpu(), 2);
