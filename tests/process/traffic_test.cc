@@ -9,14 +9,18 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <set>
 #include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "tests/process/harness.h"
+#include "tests/process/raw_client.h"
 #include "tests/process/stream.h"
 
 namespace rxtoken::test {
@@ -353,6 +357,124 @@ TEST(Traffic, FromACaptureFile) {
   constexpr std::uint64_t kBurst = 32;
   EXPECT_GT(traffic.daemon.GetBinding("b0").pages_free() + kBurst, Traffic::kPages);
 }
+
+// Two queues, polled by two workers, each of which gets half of every datagram's fragments.
+class DividedFragments : public testing::TestWithParam<std::uint32_t> {
+ protected:
+  static constexpr std::uint64_t kPages = 4096;
+  static constexpr std::uint64_t kCount = 2000;
+  static constexpr Stream kStream = {.min_bytes = 3000, .max_bytes = 9000, .numbered = true};
+
+  // Writes the fragments of one datagram, in turn to each of the queues below `queues`; the
+  // others are lost.
+  void Send(std::uint64_t number, std::size_t queues) {
+    const auto frames = Fragments({}, Datagram(kStream, number), number % 2 == 1,
+                                  static_cast<std::uint32_t>(number), 1000);
+    for (std::size_t i = 0; i < frames.size(); i++) {
+      CapturePipe& capture = i % 2 == 0 ? first_ : second_;
+      if (i % 2 < queues) ASSERT_TRUE(capture.Write(PcapRecord(frames[i])));
+    }
+  }
+
+  // Whole messages that are there now, each checked.
+  void Receive() {
+    std::vector<std::vector<std::uint32_t>> tokens(client_->lanes());
+    for (const RawFragment& fragment : client_->Poll()) {
+      const RawBuffer buffer = client_->MapBuffer(fragment.binding);
+      const std::uint8_t* const payload =
+          buffer.data +
+          std::uint64_t{fragment.token & (kMaxPagesPerBuffer - 1)} * buffer.page_bytes +
+          fragment.offset;
+      std::vector<std::uint8_t>& message = messages_[fragment.lane];
+      message.insert(message.end(), payload, payload + fragment.length);
+      tokens[fragment.lane].push_back(fragment.token);
+      if (fragment.more) continue;
+      std::uint64_t number = ~0ull;
+      std::memcpy(&number, message.data(), std::min(sizeof number, message.size()));
+      EXPECT_TRUE(received_.insert(number).second) << number << " came twice";
+      EXPECT_EQ(message, Datagram(kStream, number));
+      message.clear();
+    }
+    for (std::uint32_t lane = 0; lane < client_->lanes(); lane++) {
+      client_->Return(lane, tokens[lane]);
+    }
+  }
+
+  v1::Reassembly Total() {
+    v1::Reassembly total;
+    for (const int worker : {0, 1}) {
+      const v1::Reassembly one = daemon_.GetWorker(worker).reassembly();
+      total.set_reassembled(total.reassembled() + one.reassembled());
+      total.set_handed_over(total.handed_over() + one.handed_over());
+      total.set_datagrams(total.datagrams() + one.datagrams());
+      total.set_pages(total.pages() + one.pages());
+    }
+    return total;
+  }
+
+  TempDir directory_;
+  CapturePipe first_{directory_.path() / "first.pcap"};
+  CapturePipe second_{directory_.path() / "second.pcap"};
+  Daemon daemon_{{"--worker", "any", "--worker", "any", "--port",
+                  "p0=net_pcap0,rx_pcap=" + (directory_.path() / "first.pcap").string() +
+                      ",rx_pcap=" + (directory_.path() / "second.pcap").string() + ";queues=2"}};
+  std::unique_ptr<RawClient> client_;
+  std::map<std::uint32_t, std::vector<std::uint8_t>> messages_;  // that are not whole, by lane
+  std::set<std::uint64_t> received_;
+};
+
+TEST_P(DividedFragments, MeetAtOneWorker) {
+  ASSERT_TRUE(daemon_.process().Running());
+  client_ = std::make_unique<RawClient>(daemon_.run_dir());
+  client_->Attach(daemon_.OpenRxSocket("a", client_->session()).attach_secret());
+  v1::Match match;
+  match.set_protocol(17);
+  match.set_destination_port(kUdpPort);
+  daemon_.AddFlow("a", match, client_->session());
+  v1::BindRequest request;
+  request.set_name("b0");
+  request.set_buffer_bytes(kPages * 4096 * GetParam());
+  request.set_page_bytes(4096 * GetParam());
+  request.set_frames_per_page(GetParam());
+  for (const std::uint32_t queue : {0, 1}) {
+    v1::QueueId& id = *request.add_queues();
+    id.set_port("p0");
+    id.set_queue(queue);
+  }
+  grpc::ClientContext context;
+  v1::Binding binding;
+  const grpc::Status bound = daemon_.bindings().Bind(&context, request, &binding);
+  ASSERT_TRUE(bound.ok()) << bound.error_message();
+
+  for (std::uint64_t number = 0; number < kCount && !HasFailure(); number++) {
+    Send(number, 2);
+    ASSERT_TRUE(WaitUntil([&] {
+      Receive();
+      return received_.size() + 20 > number;
+    }));
+  }
+  ASSERT_TRUE(WaitUntil([&] {
+    Receive();
+    return received_.size() == kCount;
+  }));
+  v1::Reassembly total = Total();
+  EXPECT_EQ(total.reassembled(), kCount);
+  EXPECT_GT(total.handed_over(), kCount);
+  EXPECT_EQ(total.pages(), 0u);
+
+  // What is incomplete when its binding ends is dropped, at both workers.
+  for (std::uint64_t number = kCount; number < kCount + 10; number++) Send(number, 1);
+  ASSERT_TRUE(WaitUntil([&] { return Total().datagrams() == 10; }));
+  daemon_.Unbind("b0");
+  EXPECT_TRUE(WaitUntil([&] { return !daemon_.HasBinding("b0"); }));
+  total = Total();
+  EXPECT_EQ(total.datagrams(), 0u);
+  EXPECT_EQ(total.pages(), 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Traffic, DividedFragments, testing::Values(1, 2), [](const auto& param) {
+  return "FramesPerPage" + std::to_string(param.param);
+});
 
 }  // namespace
 }  // namespace rxtoken::test
