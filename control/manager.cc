@@ -1026,7 +1026,9 @@ template <typename Ends>
 void Manager::RemoveReceivers(Ends ends) {
   std::vector<std::uint64_t> gone;
   std::vector<FlowRule> changed;
-  for (auto& [id, flow] : flows_) {
+  for (auto& entry : flows_) {
+    const std::uint64_t id = entry.first;
+    Flow& flow = entry.second;
     if (std::erase_if(flow.rule.rx_sockets,
                       [&](std::uint64_t rx_socket) { return ends(flow, rx_socket); }) == 0) {
       continue;
