@@ -372,7 +372,9 @@ class DividedFragments : public testing::TestWithParam<std::uint32_t> {
                                   static_cast<std::uint32_t>(number), 1000);
     for (std::size_t i = 0; i < frames.size(); i++) {
       CapturePipe& capture = i % 2 == 0 ? first_ : second_;
-      if (i % 2 < queues) ASSERT_TRUE(capture.Write(PcapRecord(frames[i])));
+      if (i % 2 < queues) {
+        ASSERT_TRUE(capture.Write(PcapRecord(frames[i])));
+      }
     }
   }
 
@@ -472,7 +474,7 @@ TEST_P(DividedFragments, MeetAtOneWorker) {
   EXPECT_EQ(total.pages(), 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Traffic, DividedFragments, testing::Values(1, 2), [](const auto& param) {
+INSTANTIATE_TEST_SUITE_P(Traffic, DividedFragments, testing::Values(1, 4), [](const auto& param) {
   return "FramesPerPage" + std::to_string(param.param);
 });
 
