@@ -2,7 +2,6 @@
 #include "control/listener.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <string.h>
@@ -25,11 +24,12 @@ Credentials CredentialsOf(int socket) {
   ucred peer = {};
   socklen_t bytes = sizeof(peer);
   getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes);
-  std::vector<gid_t> gids(NGROUPS_MAX + 1);
-  gids[0] = peer.gid;
-  bytes = static_cast<socklen_t>(NGROUPS_MAX * sizeof(gid_t));
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, &gids[1], &bytes) != 0) bytes = 0;
-  gids.resize(1 + bytes / sizeof(gid_t));
+  // Refused for want of room, with the room that it takes.
+  socklen_t group_bytes = 0;
+  getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, nullptr, &group_bytes);
+  std::vector<gid_t> gids(group_bytes / sizeof(gid_t));
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, gids.data(), &group_bytes) != 0) gids.clear();
+  gids.push_back(peer.gid);
   return {.pid = peer.pid, .uid = peer.uid, .gids = std::move(gids)};
 }
 
@@ -38,7 +38,7 @@ struct FreeAddresses {
 };
 using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
 
-// The addresses of "host:port" or "[host]:port"; null if there are none.
+// Of "192.0.2.1:4433" or "[::]:4433"; null if it is none. No names: they can change their address.
 Addresses Resolve(const std::string& address) {
   const std::size_t colon = address.rfind(':');
   if (colon == std::string::npos) return nullptr;
@@ -46,7 +46,7 @@ Addresses Resolve(const std::string& address) {
   if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV | AI_PASSIVE;
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
   addrinfo* list = nullptr;
   if (getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &list) != 0) return nullptr;
   return Addresses(list);
@@ -102,7 +102,7 @@ Result<std::unique_ptr<Listener>> Listener::StartTcp(ControlLoop& loop, const st
                                                      OnConnection on_connection) {
   const Addresses found = Resolve(address);
   if (!found) {
-    return Status(Code::kInvalidArgument, "'" + address + "' is no address; use HOST:PORT");
+    return Status(Code::kInvalidArgument, "'" + address + "' is no address; use ADDRESS:PORT");
   }
   UniqueFd socket(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int on = 1;

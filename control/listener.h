@@ -23,7 +23,7 @@
 
 namespace rxtoken {
 
-// Whether HOST:PORT is an address of this host that no other host can reach. False if it is none.
+// Whether ADDRESS:PORT is one that no other host can reach. False if it is none.
 bool IsLoopback(const std::string& address);
 
 class Listener {
@@ -37,7 +37,7 @@ class Listener {
   static Result<std::unique_ptr<Listener>> Start(ControlLoop& loop, const SocketPlace& place,
                                                  int type, OnConnection on_connection);
   // Listens on a TCP socket. Of the peer nothing is known.
-  // Errors: kInvalidArgument     `address` is not HOST:PORT, or no address
+  // Errors: kInvalidArgument     `address` is not ADDRESS:PORT, like "[::]:4433"
   //         kFailedPrecondition  the address cannot be had
   //         kResourceExhausted   no file descriptors left
   static Result<std::unique_ptr<Listener>> StartTcp(ControlLoop& loop, const std::string& address,

@@ -75,7 +75,7 @@ struct Tenant {
 struct Credentials {
   std::int64_t pid = 0;
   uid_t uid = 0;
-  std::vector<gid_t> gids = {};       // its own first
+  std::vector<gid_t> gids = {};
   std::string certificate_name = {};  // not empty: a remote one, of whom nothing else is known
 };
 

@@ -84,15 +84,15 @@ std::string MetadataKey(const grpc::ServerContext& context) {
   return found == metadata.end() ? "" : std::string(found->second.data(), found->second.size());
 }
 
-// The name in the certificate of the caller, who comes by TCP; empty if there is none.
+// The name in the certificate of the caller, who comes by TCP; empty if there is no certificate.
 std::string CertificateName(const grpc::ServerContext& context) {
   const auto auth = context.auth_context();
   if (!auth || !auth->IsPeerAuthenticated()) return "";
   for (const char* property : {GRPC_X509_SAN_PROPERTY_NAME, GRPC_X509_CN_PROPERTY_NAME}) {
     const auto names = auth->FindPropertyValues(property);
-    if (!names.empty()) return std::string(names[0].data(), names[0].size());
+    if (!names.empty() && !names[0].empty()) return {names[0].data(), names[0].size()};
   }
-  return "";
+  return "(no name)";
 }
 
 // Runs `work`, which answers a Result of its caller and the request, on the control loop.

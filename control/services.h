@@ -17,7 +17,7 @@ namespace rxtoken {
 
 // A TCP socket for the API, besides the Unix one.
 struct TcpOptions {
-  std::string address;  // HOST:PORT; empty: there is none
+  std::string address;  // ADDRESS:PORT; empty: there is none
   std::string
       certificate;        // files in PEM: ours with those up to its root, its key, and the root of
   std::string key;        // those that clients must have. All three, or none: then only on a

@@ -28,6 +28,15 @@ constexpr std::uint32_t kPollsPerCheck = 65536;
 // In a slot whose binding went before we could map it: what was lent of it was revoked.
 const std::shared_ptr<const Buffer> kGone = std::make_shared<Buffer>();
 
+// Epochs of one receiver are not those of the next, so that a token which an application has kept
+// from before a daemon's restart is not sent to the new one. Both are as good as a number of 16
+// bits.
+std::uint16_t FirstEpoch() noexcept {
+  static std::atomic<std::uint16_t> next = 0;
+  // order: relaxed; only the number counts.
+  return next.fetch_add(257, std::memory_order_relaxed);
+}
+
 void Pause() noexcept {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -43,9 +52,12 @@ Receiver::Receiver(std::string name, std::span<const RingPair> rings, std::vecto
       doorbell_(std::move(doorbell)),
       map_buffer_(std::move(map_buffer)) {
   lanes_.reserve(rings.size());
+  const std::uint16_t epoch = FirstEpoch();
   for (const RingPair& pair : rings) {
-    lanes_.emplace_back(pair, static_cast<std::uint8_t>(lanes_.size()));
-    lanes_.back().unsent.reserve(2 * kLot);
+    Lane& lane = lanes_.emplace_back(pair, static_cast<std::uint8_t>(lanes_.size()));
+    lane.unsent.reserve(2 * kLot);
+    for (Slot& slot : lane.slots) slot.epoch = epoch;
+    for (SlotReturns& slot : lane.returns) slot.epoch = epoch;
   }
 }
 

@@ -158,13 +158,15 @@ int RunProgram(const std::vector<std::string>& argv, std::string* output, std::s
   return status;
 }
 
-Daemon::Daemon(const std::vector<std::string>& arguments, const std::vector<std::string>& wrapper) {
+Daemon::Daemon(const std::vector<std::string>& arguments, const std::vector<std::string>& wrapper,
+               const std::filesystem::path& run_dir)
+    : run_dir_(run_dir.empty() ? own_run_dir_.path() : run_dir) {
   std::vector<std::string> argv = wrapper;
-  argv.insert(argv.end(), {RXTOKEND, "--run-dir", run_dir_.path()});
+  argv.insert(argv.end(), {RXTOKEND, "--run-dir", run_dir_});
   argv.insert(argv.end(), arguments.begin(), arguments.end());
   process_ = std::make_unique<Process>(argv);
 
-  const auto channel = grpc::CreateChannel("unix:" + (run_dir_.path() / "api.sock").string(),
+  const auto channel = grpc::CreateChannel("unix:" + (run_dir_ / "api.sock").string(),
                                            grpc::InsecureChannelCredentials());
   ports_ = v1::Ports::NewStub(channel);
   bindings_ = v1::Bindings::NewStub(channel);

@@ -84,13 +84,15 @@ int RunProgram(const std::vector<std::string>& argv, std::string* output = nullp
 class Daemon {
  public:
   // Waits until the daemon says that it is ready, or ends: then process().Running() is false.
-  // `wrapper` is a program that runs it, with its own arguments: {"setpriv", "--nnp"}.
+  // `wrapper` is a program that runs it, with its own arguments: {"setpriv", "--nnp"}. `run_dir`
+  // is that of a daemon that was before, whose object still is.
   explicit Daemon(const std::vector<std::string>& arguments,
-                  const std::vector<std::string>& wrapper = {});
+                  const std::vector<std::string>& wrapper = {},
+                  const std::filesystem::path& run_dir = {});
   ~Daemon();
 
   Process& process() noexcept { return *process_; }
-  const std::filesystem::path& run_dir() const noexcept { return run_dir_.path(); }
+  const std::filesystem::path& run_dir() const noexcept { return run_dir_; }
 
   // SIGTERM; its exit status.
   std::optional<int> Stop();
@@ -122,7 +124,8 @@ class Daemon {
   v1::Flow GetFlow(std::uint64_t id);
 
  private:
-  TempDir run_dir_;
+  TempDir own_run_dir_;
+  const std::filesystem::path run_dir_;
   std::unique_ptr<Process> process_;
   std::unique_ptr<v1::Ports::Stub> ports_;
   std::unique_ptr<v1::Bindings::Stub> bindings_;

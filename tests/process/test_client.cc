@@ -11,6 +11,8 @@
 //   events   waits for news of bindings, and prints "unbound <id>" or "revoked <id>" for each
 //   check    looks again at all that it holds, and prints "held messages=<n> errors=<n>"
 //   return   gives all of that back, and prints "returned messages=<n>"
+//   again    waits for the end of the session, prints "ended <code>", connects again, gives all
+//            tokens of the former session to the new one, and prints "ready"
 //
 // With --hold N it gives messages back only while it holds more than N, the newest and the
 // oldest in turn. With --keep it gives nothing back before it is told to. With --copied each
@@ -20,6 +22,7 @@
 // come, and prints "range <first> <last>" for each run of successive ones, in order of arrival,
 // before "done".
 #include <CLI/CLI.hpp>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -175,8 +178,7 @@ class Checker {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges_;
 };
 
-void Run(const Options& options) {
-  Client client = OrDie(Client::Connect({.run_dir = options.run_dir}));
+RxSocket OpenRxSocket(Client& client, const Options& options) {
   RxSocket rx_socket =
       OrDie(options.secret.empty()
                 ? client.OpenRxSocket({.name = options.name, .ring_entries = options.ring_entries})
@@ -184,6 +186,12 @@ void Run(const Options& options) {
   if (options.secret.empty()) OrDie(client.AddFlow(options.match, rx_socket));
   std::puts("ready");
   std::fflush(stdout);
+  return rx_socket;
+}
+
+void Run(const Options& options) {
+  Client client = OrDie(Client::Connect({.run_dir = options.run_dir}));
+  RxSocket rx_socket = OpenRxSocket(client, options);
 
   Checker checker(options);
   std::vector<Message> batch(64);
@@ -243,6 +251,18 @@ void Run(const Options& options) {
       const std::uint64_t first = checker.messages() - held.size();
       for (std::size_t i = 0; i < held.size(); i++) checker.CheckIs(held[i], first + i);
       std::printf("held messages=%zu errors=%lu\n", held.size(), checker.errors() - errors);
+    } else if (command == "again") {
+      Result<std::span<Message>> end = rx_socket.Receive(batch, kForever);
+      while (end.ok()) end = rx_socket.Receive(batch, kForever);
+      std::printf("ended %s\n", CodeName(end.status().code()).c_str());
+      client = OrDie(Client::Connect({.run_dir = options.run_dir}));
+      RxSocket next = OpenRxSocket(client, options);
+      for (const Message& message : held) {
+        for (const Fragment& fragment : message.fragments()) {
+          next.Return(std::array{fragment.token()});
+        }
+      }
+      rx_socket = std::move(next);
     } else if (command == "return") {
       rx_socket.Return(held);
       std::printf("returned messages=%zu\n", held.size());

@@ -7,7 +7,9 @@
 //
 // Errors are values: a function that can fail answers a Status or a Result<T>. Codes are
 // those of gRPC, and messages say what to do. kUnavailable always means that the session has
-// ended (the daemon stopped, died, or was restarted): start again with Client::Connect().
+// ended (the daemon stopped, died, or was restarted): start again with Client::Connect(). All
+// tokens from before are void then: what is still held can be read, and given back, which sends
+// nothing, neither to the former daemon nor to a new one.
 #pragma once
 
 #include <chrono>
