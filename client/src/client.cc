@@ -126,8 +126,12 @@ Client::~Client() {
 Result<Client> Client::Connect(const ConnectOptions& options) {
   auto session = Session::Open(options.run_dir, options.answer_timeout);
   if (!session.ok()) return session.status();
-  const auto channel = grpc::CreateChannel("unix:" + options.run_dir + "/api.sock",
-                                           grpc::InsecureChannelCredentials());
+  // Channels to one address share connections. That to a daemon which was there before is none to
+  // this one.
+  grpc::ChannelArguments own_connection;
+  own_connection.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  const auto channel = grpc::CreateCustomChannel(
+      "unix:" + options.run_dir + "/api.sock", grpc::InsecureChannelCredentials(), own_connection);
   return Client(std::make_shared<Connection>(std::move(*session), channel));
 }
 

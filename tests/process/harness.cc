@@ -166,8 +166,12 @@ Daemon::Daemon(const std::vector<std::string>& arguments, const std::vector<std:
   argv.insert(argv.end(), arguments.begin(), arguments.end());
   process_ = std::make_unique<Process>(argv);
 
-  const auto channel = grpc::CreateChannel("unix:" + (run_dir_ / "api.sock").string(),
-                                           grpc::InsecureChannelCredentials());
+  // Not that of a daemon which was there before.
+  grpc::ChannelArguments own_connection;
+  own_connection.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  const auto channel =
+      grpc::CreateCustomChannel("unix:" + (run_dir_ / "api.sock").string(),
+                                grpc::InsecureChannelCredentials(), own_connection);
   ports_ = v1::Ports::NewStub(channel);
   bindings_ = v1::Bindings::NewStub(channel);
   rx_sockets_ = v1::RxSockets::NewStub(channel);
