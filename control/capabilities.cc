@@ -54,11 +54,12 @@ std::uint64_t CapabilitiesOf(const std::filesystem::path& task) {
 Status KeepCapabilities(std::uint64_t kept) {
   kept_by_all = kept;
   const int signal = SIGRTMAX;
+  // It stays handled: a thread that was asked twice may get the second signal at any time later,
+  // and without a handler that would end the process.
   struct sigaction action = {};
-  struct sigaction former = {};
   action.sa_handler = KeepInThisThread;
   action.sa_flags = SA_RESTART;
-  sigaction(signal, &action, &former);
+  sigaction(signal, &action, nullptr);
   std::string thread;
   for (int i = 0; i < kTries; i++) {
     thread.clear();
@@ -71,7 +72,6 @@ Status KeepCapabilities(std::uint64_t kept) {
     if (thread.empty()) break;
     poll(nullptr, 0, 1);
   }
-  sigaction(signal, &former, nullptr);
   if (thread.empty()) return Status();
   return Status(Code::kInternal, "thread " + thread + " does not give up its capabilities");
 }
