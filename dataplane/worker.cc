@@ -306,6 +306,8 @@ BufferPool* Worker::PoolOf(const RxQueue& queue, const rte_mbuf* mbuf) noexcept 
     pool = BufferPool::Of(mbuf->pool);
     if (pool != nullptr && pool->draining()) pool = nullptr;
   }
+  if (mbuf->nb_segs == 1) [[likely]]
+    return pool;  // `next` lies in another line, which is not needed
   for (const rte_mbuf* more = mbuf->next; more != nullptr; more = more->next) {
     if (more->pool != mbuf->pool) pool = nullptr;
   }
