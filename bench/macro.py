@@ -26,24 +26,31 @@ def checksum(header):
     return ~total & 0xFFFF
 
 
-def frame(number, size, flows):
+def frame(number, size, flows, more_fragments=False):
     """An Ethernet frame of `size` bytes of one of `flows` UDP flows."""
     flow = number * 7 % flows
     payload = bytes((number + i) & 0xFF for i in range(size - 42))
-    ip = struct.pack('>BBHHHBBHBBBBBBBB', 0x45, 0, size - 14, number & 0xFFFF, 0, 64, 17, 0,
+    ip = struct.pack('>BBHHHBBHBBBBBBBB', 0x45, 0, size - 14, number & 0xFFFF,
+                     0x2000 if more_fragments else 0, 64, 17, 0,
                      10, 0, flow >> 8, flow & 0xFF, 10, 1, 0, 0)
     ip = ip[:10] + struct.pack('>H', checksum(ip)) + ip[12:]
     udp = struct.pack('>HHHH', 10000 + flow, 7000, size - 34, 0)
     return bytes([2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0]) + ip + udp + payload
 
 
-def write_pcap(path, size, frames=64, flows=16):
+def write_pcap(path, size, frames=64, flows=16, fragments=0):
+    """Between any two frames `fragments` others, each the first of a datagram of its own."""
     # Few frames: net_pcap keeps them all in the queue's pool, and more would not stay in
     # the cache.
     with open(path, 'wb') as file:
         file.write(struct.pack('<IHHiIII', 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1))
+
+        def write(data):
+            file.write(struct.pack('<IIII', 0, 0, len(data), len(data)) + data)
         for number in range(frames):
-            file.write(struct.pack('<IIII', 0, 0, size, size) + frame(number, size, flows))
+            write(frame(number, size, flows))
+            for i in range(fragments):
+                write(frame(number * fragments + i, 34 + 512, 1, more_fragments=True))
 
 
 def cases(directory):
@@ -77,6 +84,14 @@ def cases(directory):
         yield source, f'ours 256, {rules} rules', device, ['ours', 'hold=256', f'rules={rules}']
     yield (source, 'ours 256, 10000 changing', device,
            ['ours', 'hold=256', 'rules=10000', 'updates=1'])
+    # More datagrams than the table for reassembly has room for.
+    source = 'pcap 64 B, each with 10 fragments'
+    path = os.path.join(directory, 'fragments.pcap')
+    write_pcap(path, 64, 1024, 16, 10)
+    device = f'net_pcap0,rx_pcap={path},infinite_rx=1'
+    yield source, 'bare', device, ['bare', 'pages=65536']
+    yield source, 'hold 8192', device, ['hold', 'hold=8192', 'pages=65536']  # as the table does
+    yield source, 'ours 256', device, ['ours', 'hold=256', 'rules=16', 'pages=65536']
 
 
 def measure(program, device, arguments, seconds):
@@ -114,7 +129,7 @@ def main():
 
     print(f'{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, '
           f'{options.repetitions} x {options.seconds} s, medians')
-    print(f"{'source':<22} {'case':<26} {'Mpps':>8} {'ns':>7} {'/ bare':>7} {'/ hold':>7} "
+    print(f"{'source':<33} {'case':<26} {'Mpps':>8} {'ns':>7} {'/ bare':>7} {'/ hold':>7} "
           f"{'min..max Mpps':>16} {'ring full':>9} {'gap us':>7}")
     rows = []
     for (source, name), values in runs.items():
@@ -129,7 +144,7 @@ def main():
         rows.append({'source': source, 'case': name, 'mpps': median, 'ratio_bare': median / bare,
                      'ratio_hold': median / hold if hold else None, 'min': rates[0],
                      'max': rates[-1], 'ring_full_share': share, 'longest_gap_us': gap})
-        print(f"{source:<22} {name:<26} {median:8.2f} {1e3 / median:7.1f} {median / bare:7.2f} "
+        print(f"{source:<33} {name:<26} {median:8.2f} {1e3 / median:7.1f} {median / bare:7.2f} "
               f"{f'{median / hold:.2f}' if hold else '':>7} "
               f"{f'{rates[0]:.2f}..{rates[-1]:.2f}':>16} {100 * share:8.1f}% {gap:7.0f}")
     if options.json:

@@ -21,6 +21,11 @@ constexpr std::uint32_t kFragmentHeaderBytes = 8;
 constexpr unsigned kStartedShift = 20;
 constexpr unsigned kProgressShift = 10;
 
+// All ways of a bucket at once.
+using Ways16 [[gnu::vector_size(16)]] = std::uint16_t;
+using Ways16Halves [[gnu::vector_size(16)]] = std::uint64_t;
+using Ways32 [[gnu::vector_size(32)]] = std::uint32_t;
+
 std::array<std::uint64_t, 2> RandomKey() {
   std::array<std::uint64_t, 2> key;
   // So few bytes are never refused once the system has started.
@@ -73,7 +78,7 @@ Reassembler::~Reassembler() {
 }
 
 rte_mbuf* Reassembler::Add(rte_mbuf* frame, const ParsedFrame& parsed, std::uint32_t port,
-                           std::uint64_t prepared, std::uint64_t now_ns, std::uint32_t page_limit) {
+                           std::uint64_t hash, std::uint64_t now_ns, std::uint32_t page_limit) {
   const IpFragment& fragment = parsed.fragment;
   now_ns_ = now_ns;
   counters_.fragments++;
@@ -82,7 +87,7 @@ rte_mbuf* Reassembler::Add(rte_mbuf* frame, const ParsedFrame& parsed, std::uint
     FreeFrame(frame);
     return nullptr;
   }
-  const std::uint32_t slot = FindOrTake(parsed, port, prepared);
+  const std::uint32_t slot = FindOrTake(parsed, port, hash);
   Entry& entry = entries_[slot];
   const std::uint32_t offset = fragment.offset_bytes;
   const std::uint32_t end = offset + fragment.data_bytes;
@@ -191,27 +196,16 @@ std::uint64_t Reassembler::Hash(const ParsedFrame& parsed, std::uint32_t port) c
   return hash.Finish(std::uint64_t{44} << 56 | port);
 }
 
-// A bit for each way with that tag.
-std::uint32_t Reassembler::Matches(const Bucket& bucket, std::uint16_t tag) noexcept {
-  std::uint32_t ways = 0;
-  for (std::uint32_t i = 0; i < kWays; i++) ways |= std::uint32_t{bucket.tag[i] == tag} << i;
-  return ways;
-}
-
-// A free way, or the one that made no progress for longest. Without branches: nobody can guess.
-std::uint32_t Reassembler::Victim(const Bucket& bucket) const noexcept {
-  const auto now = static_cast<std::uint32_t>(now_ns_ >> kProgressShift);
-  std::uint32_t victim = 0;
-  for (std::uint32_t i = 0; i < kWays; i++) {
-    // Of nine minutes, which is more than any entry lives, the upper bits can go.
-    const std::uint32_t age = bucket.tag[i] == 0 ? ~0u : now - bucket.progress[i];
-    victim = std::max(victim, age << 3 | i);
-  }
-  return victim % kWays;
-}
-
-std::uint64_t Reassembler::Prepare(const ParsedFrame& parsed, std::uint32_t port) const noexcept {
+std::uint64_t Reassembler::FetchBucket(const ParsedFrame& parsed,
+                                       std::uint32_t port) const noexcept {
   const std::uint64_t hash = Hash(parsed, port);
+  const Bucket& bucket = BucketOf(hash);
+  __builtin_prefetch(&bucket, 1);
+  __builtin_prefetch(&bucket.tail, 1);
+  return hash;
+}
+
+void Reassembler::FetchEntry(std::uint64_t hash) const noexcept {
   const Bucket& bucket = BucketOf(hash);
   const std::uint32_t matches = Matches(bucket, TagFor(hash));
   const std::uint32_t way =
@@ -222,7 +216,29 @@ std::uint64_t Reassembler::Prepare(const ParsedFrame& parsed, std::uint32_t port
   const auto tail = reinterpret_cast<std::uintptr_t>(bucket.tail[way]);
   __builtin_prefetch(
       reinterpret_cast<const void*>(tail + (matches != 0 ? offsetof(rte_mbuf, next) : 0)), 1);
-  return hash;
+}
+
+// A bit for each way with that tag.
+std::uint32_t Reassembler::Matches(const Bucket& bucket, std::uint16_t tag) noexcept {
+  const Ways16 equal = std::bit_cast<Ways16>(bucket.tag) == tag;
+  const Ways16 bits = equal & Ways16{1, 2, 4, 8, 16, 32, 64, 128};
+  // The sum of all, in the uppermost.
+  const auto halves = std::bit_cast<Ways16Halves>(bits);
+  return static_cast<std::uint32_t>((halves[0] + halves[1]) * 0x0001'0001'0001'0001 >> 48);
+}
+
+// A free way, or the one that made no progress for longest. Without branches: nobody can guess.
+std::uint32_t Reassembler::Victim(const Bucket& bucket) const noexcept {
+  const auto now = static_cast<std::uint32_t>(now_ns_ >> kProgressShift);
+  // Of nine minutes, which is more than any entry lives, the upper bits can go.
+  Ways32 age;
+  std::memcpy(&age, bucket.progress.data(), sizeof age);
+  age = (now - age) << 3;
+  age |= __builtin_convertvector(std::bit_cast<Ways16>(bucket.tag) == 0, Ways32);
+  age = (age & ~7u) | Ways32{0, 1, 2, 3, 4, 5, 6, 7};
+  std::uint32_t victim = 0;
+  for (std::uint32_t i = 0; i < kWays; i++) victim = std::max(victim, age[i]);
+  return victim % kWays;
 }
 
 // The datagram's entry, perhaps a new one.
@@ -322,27 +338,19 @@ void Reassembler::Remove(std::uint32_t slot) {
 
 void Reassembler::FreePieces(std::uint32_t slot) {
   Entry& entry = entries_[slot];
-  pages_ -= entry.pages;
-  if (entry.fragments == 1 && entry.pages + entry.cells == 1) {
-    // Mostly, in a flood: the second line of its mbuf was never touched.
-    if (entry.cells == 1) {
-      FreeCell(entry.head);
-    } else {
-      free_(entry.head);
-    }
-    entry.head = nullptr;
-  }
+  const rte_mbuf* const tail = buckets_[slot / kWays].tail[slot % kWays];
   for (rte_mbuf* piece = entry.head; piece != nullptr;) {
-    rte_mbuf* const next = piece->next;
+    // The second line of the last one's mbuf is not touched: in a flood few have another.
+    rte_mbuf* const next = piece == tail ? nullptr : std::exchange(piece->next, nullptr);
     if (IsCell(piece)) {
-      piece->next = nullptr;
       FreeCell(piece);
     } else {
-      FreeMbuf(piece);
+      free_(piece);
     }
     piece = next;
   }
   entry.head = nullptr;
+  pages_ -= entry.pages;
   entry.pages = entry.cells = 0;
 }
 

@@ -82,14 +82,15 @@ class Reassembler {
   // `now_ns` must not go backwards.
   rte_mbuf* Add(rte_mbuf* frame, const ParsedFrame& parsed, std::uint32_t port,
                 std::uint64_t now_ns, std::uint32_t page_limit) {
-    return Add(frame, parsed, port, Prepare(parsed, port), now_ns, page_limit);
+    return Add(frame, parsed, port, FetchBucket(parsed, port), now_ns, page_limit);
   }
-  // The same, for who prepares some fragments ahead and passes what Prepare() returned.
-  rte_mbuf* Add(rte_mbuf* frame, const ParsedFrame& parsed, std::uint32_t port,
-                std::uint64_t prepared, std::uint64_t now_ns, std::uint32_t page_limit);
+  // The same, for who fetches some fragments ahead, in two steps, and passes the hash.
+  rte_mbuf* Add(rte_mbuf* frame, const ParsedFrame& parsed, std::uint32_t port, std::uint64_t hash,
+                std::uint64_t now_ns, std::uint32_t page_limit);
 
-  // Fetches what Add() will need. Changes nothing.
-  std::uint64_t Prepare(const ParsedFrame& parsed, std::uint32_t port) const noexcept;
+  // What Add() will need. They change nothing.
+  std::uint64_t FetchBucket(const ParsedFrame& parsed, std::uint32_t port) const noexcept;
+  void FetchEntry(std::uint64_t hash) const noexcept;
 
   // Whether a segment of what Add() returned is a copy, of one or several small fragments.
   static bool IsCopy(const rte_mbuf* segment) noexcept { return segment->hash.usr == kCopy; }
@@ -121,7 +122,7 @@ class Reassembler {
   static constexpr std::uint32_t kNoSlot = ~0u;
   static constexpr std::uint32_t kCopy = ~0u;  // no fragment is 65535 bytes at offset 65535
 
-  // What a look-up, the choice of a victim and Prefetch() need of eight entries.
+  // What a look-up, the choice of a victim and FetchEntry() need of eight entries.
   struct alignas(64) Bucket {
     std::array<std::uint16_t, kWays> tag;       // of the hash; 0: free
     std::array<std::uint16_t, kWays> started;   // 2^20 ns
@@ -218,10 +219,12 @@ class Reassembler {
   std::uint32_t free_cell_ = kNoSlot;  // the last one that was freed; hash.usr: the one before
   std::uint32_t cells_held_ = 0;
   std::uint32_t pages_ = 0;
+  // These two are not neighbours: compilers then change both in one go, and wait for what was
+  // stored one by one.
   std::uint32_t datagrams_ = 0;  // without those dropped
+  std::uint32_t swept_ = 0;      // bucket, of Expire()
+  std::uint32_t hand_ = 0;       // bucket, of EvictOldest()
   std::uint32_t entries_used_ = 0;
-  std::uint32_t swept_ = 0;  // bucket, of Expire()
-  std::uint32_t hand_ = 0;   // bucket, of EvictOldest()
   std::uint64_t now_ns_ = 0;
   Counters counters_;
 };

@@ -130,35 +130,39 @@ struct Worker::NextFragment {
   rte_mbuf* mbuf;
   RxQueue* queue;
   ParsedFrame frame;
-  std::uint64_t prepared;
+  std::uint64_t hash;
 };
 
 Worker::NextFragment Worker::PrepareFragment(rte_mbuf* mbuf) {
-  NextFragment next = {.mbuf = mbuf, .queue = &QueueOf(mbuf), .frame = {}, .prepared = 0};
+  NextFragment next = {.mbuf = mbuf, .queue = &QueueOf(mbuf), .frame = {}, .hash = 0};
   // It was parsed before, where it was received.
   ParseFrame(rte_pktmbuf_mtod(mbuf, const std::uint8_t*), mbuf->data_len, mbuf->pkt_len,
              next.frame);
-  next.prepared = reassembler_.Prepare(next.frame, next.queue->port_index);
+  next.hash = reassembler_.FetchBucket(next.frame, next.queue->port_index);
   return next;
 }
 
 // True if there was something to do.
 bool Worker::Reassemble(bool full_burst) {
-  constexpr std::size_t kAhead = 6;  // fetched, while one is put into the table
+  constexpr std::size_t kAhead = 4;  // fetched in each step, while one is put into the table
   std::size_t n = fragments_.size();
   if (full_burst) n = std::min<std::size_t>(n, kBurst / 2);
-  std::array<NextFragment, kAhead> next;
-  for (std::size_t i = 0; i < n + kAhead; i++) {
-    if (i >= kAhead && i - kAhead < n) {
-      const NextFragment& fragment = next[i % kAhead];
+  std::array<NextFragment, 2 * kAhead> next;
+  const std::size_t steps = n == 0 ? 0 : n + next.size();
+  for (std::size_t i = 0; i < steps; i++) {
+    if (i >= next.size()) {
+      const NextFragment& fragment = next[i % next.size()];
       if (rte_mbuf* const datagram =
               reassembler_.Add(fragment.mbuf, fragment.frame, fragment.queue->port_index,
-                               fragment.prepared, now_ns_, fragment_pages_)) {
+                               fragment.hash, now_ns_, fragment_pages_)) {
         DeliverDatagram(*fragment.queue, datagram);
       }
     }
+    if (i >= kAhead && i - kAhead < n) {
+      reassembler_.FetchEntry(next[(i - kAhead) % next.size()].hash);
+    }
     if (i >= n) continue;
-    next[i % kAhead] = PrepareFragment(fragments_.front());
+    next[i % next.size()] = PrepareFragment(fragments_.front());
     fragments_.pop_front();
   }
   reassembler_.Expire(now_ns_);
