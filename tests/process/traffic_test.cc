@@ -358,6 +358,36 @@ TEST(Traffic, FromACaptureFile) {
   EXPECT_GT(traffic.daemon.GetBinding("b0").pages_free() + kBurst, Traffic::kPages);
 }
 
+// Before each whole frame come ten first fragments of datagrams that will never be whole.
+TEST(Traffic, WholeFramesAmongAFloodOfFragments) {
+  constexpr std::uint32_t kForged = 10;
+  const TempDir directory;
+  const std::filesystem::path path = directory.path() / "capture.pcap";
+  CapturePipe capture(path);
+  Traffic traffic(
+      {.device = "net_pcap0,rx_pcap=" + path.string(), .window = 3000, .count = 20'000});
+  ASSERT_TRUE(traffic.ready);
+
+  const std::vector<std::uint8_t> forged(600);
+  for (std::uint64_t i = 0; i < traffic.count; i++) {
+    if (i % 64 == 0) {
+      ASSERT_TRUE(WaitUntil([&] { return traffic.Progress() + traffic.window >= i + 64; }));
+    }
+    for (std::uint32_t k = 0; k < kForged; k++) {
+      const auto id = static_cast<std::uint32_t>(i * kForged + k);
+      ASSERT_TRUE(
+          capture.Write(PcapRecord(Fragments({}, forged, id % 2 == 1, id, /*room=*/512).front())));
+    }
+    ASSERT_TRUE(capture.Write(PcapRecord(UdpFrame({}, Datagram({}, i)))));
+  }
+
+  traffic.ExpectAllReceived();
+  const v1::Reassembly table = traffic.daemon.GetWorker(0).reassembly();
+  EXPECT_GT(table.evicted() + table.over_budget(), 0u);
+  EXPECT_LE(table.pages(), Traffic::kPages / 4);
+  EXPECT_EQ(table.reassembled(), 0u);
+}
+
 // Two queues, polled by two workers, each of which gets half of every datagram's fragments.
 class DividedFragments : public testing::TestWithParam<std::uint32_t> {
  protected:
