@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 
 namespace rxtoken::test {
@@ -27,20 +28,6 @@ std::string ReadFile(const std::filesystem::path& path) {
   std::ostringstream text;
   text << std::ifstream(path).rdbuf();
   return text.str();
-}
-
-// Unwraps what a daemon answered.
-template <typename Stub, typename Request, typename Response>
-Response Call(Stub& stub,
-              grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-              const Request& request) {
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + kDeadline);
-  Response response;
-  const grpc::Status status = (stub.*method)(&context, request, &response);
-  EXPECT_TRUE(status.ok()) << status.error_code() << ": " << status.error_message() << " for "
-                           << request.ShortDebugString();
-  return response;
 }
 
 }  // namespace
@@ -104,19 +91,21 @@ Process::~Process() {
 std::string Process::Output() const { return ReadFile(directory_.path() / "out"); }
 std::string Process::Errors() const { return ReadFile(directory_.path() / "err"); }
 
+std::string Process::FindLine(std::string_view prefix) const {
+  std::istringstream lines(Output());
+  for (std::string line; std::getline(lines, line);) {
+    // A line without end is not complete yet.
+    if (!lines.eof() && line.starts_with(prefix)) return line;
+  }
+  return "";
+}
+
 std::string Process::WaitForLine(std::string_view prefix) {
   std::string found;
   WaitUntil([&] {
     const bool running = Running();  // before reading: its last words count
-    std::istringstream lines(Output());
-    for (std::string line; std::getline(lines, line);) {
-      // A line without end is not complete yet.
-      if (!lines.eof() && line.starts_with(prefix)) {
-        found = line;
-        return true;
-      }
-    }
-    return !running;
+    found = FindLine(prefix);
+    return !found.empty() || !running;
   });
   return found;
 }
@@ -149,6 +138,21 @@ std::optional<int> Process::Wait(milliseconds timeout) {
       timeout);
   return status_;
 }
+
+std::ptrdiff_t Process::Descriptors() const {
+  const std::filesystem::path fds = "/proc/" + std::to_string(pid_) + "/fd";
+  return std::distance(std::filesystem::directory_iterator(fds), {});
+}
+
+std::uint64_t Process::ResidentKiB() const {
+  std::ifstream status("/proc/" + std::to_string(pid_) + "/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmRSS:")) return std::stoull(line.substr(6));
+  }
+  return 0;
+}
+
+bool FullCampaign() { return std::getenv("RXTOKEN_CAMPAIGN") != nullptr; }
 
 int RunProgram(const std::vector<std::string>& argv, std::string* output, std::string* errors) {
   Process process(argv);
@@ -195,6 +199,21 @@ Daemon::~Daemon() {
 std::optional<int> Daemon::Stop() {
   process_->Signal(SIGTERM);
   return process_->Wait();
+}
+
+// Unwraps what the daemon answered.
+template <typename Stub, typename Request, typename Response>
+Response Daemon::Call(Stub& stub,
+                      grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                      const Request& request) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kDeadline);
+  if (!session_.empty()) context.AddMetadata("rxtoken-session", session_);
+  Response response;
+  const grpc::Status status = (stub.*method)(&context, request, &response);
+  EXPECT_TRUE(status.ok()) << status.error_code() << ": " << status.error_message() << " for "
+                           << request.ShortDebugString();
+  return response;
 }
 
 v1::Port Daemon::GetPort(const std::string& name) {
@@ -256,6 +275,11 @@ bool Daemon::HasBinding(const std::string& name) {
   const auto list = Call(*bindings_, &v1::Bindings::Stub::ListBindings, v1::ListBindingsRequest());
   return std::any_of(list.bindings().begin(), list.bindings().end(),
                      [&](const v1::Binding& binding) { return binding.name() == name; });
+}
+
+int Daemon::RxSockets() {
+  return Call(*rx_sockets_, &v1::RxSockets::Stub::ListRxSockets, v1::ListRxSocketsRequest())
+      .rx_sockets_size();
 }
 
 v1::OpenRxSocketResponse Daemon::OpenRxSocket(const v1::OpenRxSocketRequest& request) {

@@ -56,8 +56,9 @@ class Process {
   // What it wrote so far.
   std::string Output() const;
   std::string Errors() const;
-  // Waits for a line on standard output that starts like this, and answers all of it; an
-  // empty string if the process ended, or the deadline passed, without one.
+  // The first line on standard output that starts like this; an empty string if there is none.
+  std::string FindLine(std::string_view prefix) const;
+  // Waits for one; an empty string if the process ended, or the deadline passed, without one.
   std::string WaitForLine(std::string_view prefix);
 
   // A line for its standard input.
@@ -69,12 +70,19 @@ class Process {
   // it runs on.
   std::optional<int> Wait(std::chrono::milliseconds timeout = kDeadline);
 
+  // What it has now.
+  std::ptrdiff_t Descriptors() const;
+  std::uint64_t ResidentKiB() const;
+
  private:
   TempDir directory_;
   pid_t pid_ = -1;
   int input_ = -1;
   std::optional<int> status_;
 };
+
+// Tests that are short in CI are to be done in full: RXTOKEN_CAMPAIGN is set.
+bool FullCampaign();
 
 // Runs a program to its end; its exit code. Its output goes to `output` if that is not null.
 int RunProgram(const std::vector<std::string>& argv, std::string* output = nullptr,
@@ -97,6 +105,9 @@ class Daemon {
   // SIGTERM; its exit status.
   std::optional<int> Stop();
 
+  // From here on all calls are those of the session's user.
+  void UseSession(const std::string& key) { session_ = key; }
+
   v1::Ports::Stub& ports() noexcept { return *ports_; }
   v1::Bindings::Stub& bindings() noexcept { return *bindings_; }
   v1::RxSockets::Stub& rx_sockets() noexcept { return *rx_sockets_; }
@@ -115,6 +126,7 @@ class Daemon {
   v1::Binding AttachQueue(const std::string& name, const std::string& port, std::uint32_t queue);
   v1::Binding Unbind(const std::string& name, std::uint32_t drain_timeout_ms = 0);
   bool HasBinding(const std::string& name);
+  int RxSockets();
   v1::OpenRxSocketResponse OpenRxSocket(const v1::OpenRxSocketRequest& request);
   v1::OpenRxSocketResponse OpenRxSocket(const std::string& name, const std::string& session = "");
   // To one rx socket or several.
@@ -124,9 +136,15 @@ class Daemon {
   v1::Flow GetFlow(std::uint64_t id);
 
  private:
+  template <typename Stub, typename Request, typename Response>
+  Response Call(Stub& stub,
+                grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                const Request& request);
+
   TempDir own_run_dir_;
   const std::filesystem::path run_dir_;
   std::unique_ptr<Process> process_;
+  std::string session_;
   std::unique_ptr<v1::Ports::Stub> ports_;
   std::unique_ptr<v1::Bindings::Stub> bindings_;
   std::unique_ptr<v1::RxSockets::Stub> rx_sockets_;

@@ -57,6 +57,10 @@ class RawClient {
   std::vector<Descriptor> TakeEvents() { return std::exchange(events_, {}); }
   // Any word, whether it is a token that we hold or not. Waits for room in the ring.
   void Return(std::uint32_t lane, std::span<const std::uint32_t> tokens);
+  // Those for which there is room.
+  void TryReturn(std::uint32_t lane, std::span<const std::uint32_t> tokens) {
+    readers_[lane].Return(tokens);
+  }
 
   std::uint32_t lanes() const noexcept { return static_cast<std::uint32_t>(readers_.size()); }
   std::uint32_t entries() const noexcept { return entries_; }

@@ -3,9 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string>
 
 #include "tests/process/harness.h"
@@ -16,23 +13,10 @@
 namespace rxtoken::test {
 namespace {
 
-std::ptrdiff_t Descriptors(pid_t pid) {
-  const std::filesystem::path fds = "/proc/" + std::to_string(pid) + "/fd";
-  return std::distance(std::filesystem::directory_iterator(fds), {});
-}
-
-std::uint64_t ResidentKiB(pid_t pid) {
-  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with("VmRSS:")) return std::stoull(line.substr(6));
-  }
-  return 0;
-}
-
 TEST(Sessions, TenThousandLeaveNothingInTheDaemon) {
   Daemon daemon({"--port", "p0=net_null0"});
   ASSERT_TRUE(daemon.process().Running());
-  const pid_t pid = daemon.process().pid();
+  Process& process = daemon.process();
   const auto open_and_drop = [&](int count) {
     for (int i = 0; i < count && !testing::Test::HasFailure(); i++) {
       RawClient client(daemon.run_dir());
@@ -41,14 +25,14 @@ TEST(Sessions, TenThousandLeaveNothingInTheDaemon) {
     }
   };
   open_and_drop(1000);  // what is kept for the next ones is there now
-  const std::ptrdiff_t descriptors = Descriptors(pid);
-  const std::uint64_t resident_kib = ResidentKiB(pid);
+  const std::ptrdiff_t descriptors = process.Descriptors();
+  const std::uint64_t resident_kib = process.ResidentKiB();
   open_and_drop(10'000);
-  EXPECT_TRUE(WaitUntil([&] { return Descriptors(pid) <= descriptors; }));
+  EXPECT_TRUE(WaitUntil([&] { return process.Descriptors() <= descriptors; }));
   // A sanitizer keeps what was freed for a while.
   if (!kSanitized) {
-    EXPECT_TRUE(WaitUntil([&] { return ResidentKiB(pid) < resident_kib + 2048; }))
-        << resident_kib << " KiB became " << ResidentKiB(pid);
+    EXPECT_TRUE(WaitUntil([&] { return process.ResidentKiB() < resident_kib + 2048; }))
+        << resident_kib << " KiB became " << process.ResidentKiB();
   }
 }
 

@@ -15,12 +15,13 @@
 //            tokens of the former session to the new one, and prints "ready"
 //
 // With --hold N it gives messages back only while it holds more than N, the newest and the
-// oldest in turn. With --keep it gives nothing back before it is told to. With --copied each
-// must be a copy. With --discard it receives for ever and checks nothing.
+// oldest in turn, and looks at them again first. With --keep it gives nothing back before it is
+// told to. With --copied each must be a copy. With --discard it receives for ever and checks
+// nothing.
 //
-// With --numbered it receives until its input ends, whichever datagrams of a numbered stream
-// come, and prints "range <first> <last>" for each run of successive ones, in order of arrival,
-// before "done".
+// With --until-end it receives until its input ends. With --numbered, too, and whichever datagrams
+// of a numbered stream come: before "done" it prints "range <first> <last>" for each run of
+// successive ones, in order of arrival.
 #include <CLI/CLI.hpp>
 #include <array>
 #include <atomic>
@@ -57,6 +58,7 @@ struct Options {
   bool keep = false;
   bool copied = false;
   bool discard = false;
+  bool until_end = false;
 };
 
 // The buffers as the kernel sees them in this process.
@@ -108,8 +110,8 @@ class Checker {
  public:
   explicit Checker(const Options& options) : options_(options) {}
 
-  // The next message.
-  void Check(const Message& message) {
+  // The next message; its number.
+  std::uint64_t Check(const Message& message) {
     std::uint64_t number = messages_;
     if (options_.stream.numbered) {
       message.CopyTo(std::as_writable_bytes(std::span(&number, 1)));
@@ -121,6 +123,7 @@ class Checker {
     messages_++;
     fragments_ += message.fragments().size();
     bytes_ += message.size();
+    return number;
   }
 
   // Whether it is datagram `number`, complete and in place.
@@ -196,10 +199,11 @@ void Run(const Options& options) {
   Checker checker(options);
   std::vector<Message> batch(64);
   std::vector<Message> held;
+  std::vector<std::uint64_t> numbers;  // of those that are held
   bool newest = false;
   std::atomic<bool> stop = false;
   std::jthread input;
-  if (options.stream.numbered) {
+  if (options.until_end) {
     input = std::jthread([&] {
       while (std::cin.get() != EOF) {
       }
@@ -207,33 +211,35 @@ void Run(const Options& options) {
     });
   }
   const auto receive = [&] {
-    const auto timeout = options.stream.numbered ? std::chrono::milliseconds(10) : kForever;
+    const auto timeout = options.until_end ? std::chrono::milliseconds(10) : kForever;
     for (Message& message : OrDie(rx_socket.Receive(batch, timeout))) {
-      if (!options.discard) checker.Check(message);
+      numbers.push_back(options.discard ? 0 : checker.Check(message));
       held.push_back(std::move(message));
       if (options.keep || held.size() <= options.hold) continue;
       // Out of order: now the newest, now the oldest.
-      if (newest = !newest; newest) {
-        held.pop_back();
-      } else {
-        held.erase(held.begin());
-      }
+      newest = !newest;
+      const auto at = newest ? static_cast<std::ptrdiff_t>(held.size() - 1) : 0;
+      if (!options.discard && options.hold != 0)
+        checker.CheckIs(*(held.begin() + at), *(numbers.begin() + at));
+      held.erase(held.begin() + at);
+      numbers.erase(numbers.begin() + at);
     }
     rx_socket.Flush();
   };
   const auto receive_until = [&](std::uint64_t count) {
-    while (options.discard || (options.stream.numbered ? !stop : checker.messages() < count)) {
+    while (options.discard || (options.until_end ? !stop : checker.messages() < count)) {
       receive();
     }
     if (!options.keep) {
       held.clear();
+      numbers.clear();
       rx_socket.Flush();
     }
     checker.Print();
   };
 
   receive_until(options.count);
-  if (options.stream.numbered) return;
+  if (options.until_end) return;
   for (std::string command; std::cin >> command;) {
     if (command == "more") {
       std::uint64_t more = 0;
@@ -248,8 +254,7 @@ void Run(const Options& options) {
       }
     } else if (command == "check") {
       const std::uint64_t errors = checker.errors();
-      const std::uint64_t first = checker.messages() - held.size();
-      for (std::size_t i = 0; i < held.size(); i++) checker.CheckIs(held[i], first + i);
+      for (std::size_t i = 0; i < held.size(); i++) checker.CheckIs(held[i], numbers[i]);
       std::printf("held messages=%zu errors=%lu\n", held.size(), checker.errors() - errors);
     } else if (command == "again") {
       Result<std::span<Message>> end = rx_socket.Receive(batch, kForever);
@@ -267,6 +272,7 @@ void Run(const Options& options) {
       rx_socket.Return(held);
       std::printf("returned messages=%zu\n", held.size());
       held.clear();
+      numbers.clear();
     }
     std::fflush(stdout);
   }
@@ -295,8 +301,10 @@ int main(int argc, char** argv) {
   app.add_flag("--keep", options.keep);
   app.add_flag("--copied", options.copied);
   app.add_flag("--discard", options.discard);
+  app.add_flag("--until-end", options.until_end);
   app.add_flag("--numbered", options.stream.numbered);
   CLI11_PARSE(app, argc, argv);
+  options.until_end |= options.stream.numbered;
   if (options.vlan >= 0) options.match.vlan = static_cast<std::uint16_t>(options.vlan);
   if (options.destination_port != 0) {
     options.match.protocol = rxtoken::kUdp;
