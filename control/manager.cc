@@ -321,9 +321,30 @@ Result<v1::ListWorkersResponse> Manager::ListWorkers(const Caller&, const v1::Li
 // -- bindings ---------------------------------------------------------------------------------
 
 Result<v1::Binding> Manager::Bind(const Caller& caller, const v1::BindRequest& request) {
+  Result<BindingDraft> draft = BeginBind(caller, request);
+  if (!draft.ok()) return draft.status();
+  return EndBind(*draft, Allocate(*draft));
+}
+
+Result<BindingDraft> Manager::BeginBind(const Caller& caller, const v1::BindRequest& request) {
   const Status name_ok = CheckName("binding", request.name());
   if (!name_ok.ok()) return name_ok;
-  if (IsTaken(bindings_, request.name())) return NameTaken("binding", request.name());
+  if (IsTaken(bindings_, request.name()) || IsTaken(drafts_, request.name())) {
+    return NameTaken("binding", request.name());
+  }
+  // Each occupies one of gRPC's threads.
+  constexpr std::ptrdiff_t kMostDraftsOfUser = 4;
+  constexpr std::size_t kMostDrafts = 32;
+  const std::ptrdiff_t of_user = std::count_if(
+      drafts_.begin(), drafts_.end(),
+      [&](const auto& entry) { return entry.second.charge.user() == caller.user.get(); });
+  if (of_user >= kMostDraftsOfUser || drafts_.size() >= kMostDrafts) {
+    return Status(Code::kResourceExhausted,
+                  Quoted("binding", request.name()) + ": " + std::to_string(of_user) + " of " +
+                      std::to_string(kMostDraftsOfUser) + " Bind calls of " + caller.user->name +
+                      " at a time, and " + std::to_string(drafts_.size()) + " of " +
+                      std::to_string(kMostDrafts) + " in all, are getting memory; wait for one");
+  }
 
   BindingOptions options;
   options.name = request.name();
@@ -349,18 +370,30 @@ Result<v1::Binding> Manager::Bind(const Caller& caller, const v1::BindRequest& r
   Result<Charge> charge = MakeCharge(caller, Quoted("binding", request.name()), amounts);
   if (!charge.ok()) return charge.status();
 
-  const Result<std::uint64_t> id = dataplane_.Bind(options);
-  if (!id.ok()) return id.status();
-  bindings_[*id] =
+  Result<BindingDraft> draft = dataplane_.BeginBind(options);
+  if (!draft.ok()) return draft.status();
+  drafts_[draft->id] =
       Binding{.name = request.name(), .owner = caller.session, .charge = *std::move(charge)};
-  LogInfo("binding_bound", {{"binding", request.name()},
-                            {"id", *id},
-                            {"buffer_bytes", options.buffer_bytes},
-                            {"page_bytes", options.page_bytes},
-                            {"frames_per_page", options.frames_per_page},
-                            {"queues", options.queues.size()},
-                            {"session", Number(caller.session)}});
-  return BindingMessage(*id);
+  return draft;
+}
+
+Result<v1::Binding> Manager::EndBind(BindingDraft& draft, const Status& allocated) {
+  const Binding& binding = drafts_.at(draft.id);
+  Status status = binding.draining ? NoSession() : allocated;
+  if (status.ok()) status = dataplane_.EndBind(draft);
+  if (!status.ok()) {
+    drafts_.erase(draft.id);
+    return status;
+  }
+  LogInfo("binding_bound", {{"binding", binding.name},
+                            {"id", draft.id},
+                            {"buffer_bytes", draft.options.buffer_bytes},
+                            {"page_bytes", draft.options.page_bytes},
+                            {"frames_per_page", draft.options.frames_per_page},
+                            {"queues", draft.options.queues.size()},
+                            {"session", Number(binding.owner)}});
+  bindings_.insert(drafts_.extract(draft.id));
+  return BindingMessage(draft.id);
 }
 
 Result<std::vector<QueueRef>> Manager::FindQueues(const Caller& caller, const std::string& name,
@@ -1102,6 +1135,7 @@ void Manager::EndSession(SessionId session) {
     binding.owner = SessionId::kNone;
     if (!binding.draining) LogFailure(BeginDraining(id));
   }
+  for (auto& [id, draft] : drafts_) draft.draining |= draft.owner == session;
   sessions_.erase(session);
   LogInfo("session_ended", {{"session", Number(session)}});
 }

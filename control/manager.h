@@ -82,6 +82,11 @@ class Manager {
 
   // -- bindings -----------------------------------------------------------------------------
   Result<v1::Binding> Bind(const Caller& caller, const v1::BindRequest& request);
+  // The same in three steps: the second takes long, and may be done by any thread. The third has
+  // to be called after each first that succeeded, with what the second answered.
+  Result<BindingDraft> BeginBind(const Caller& caller, const v1::BindRequest& request);
+  Status Allocate(BindingDraft& draft) { return dataplane_.Allocate(draft); }
+  Result<v1::Binding> EndBind(BindingDraft& draft, const Status& allocated);
   Result<v1::Binding> AttachQueues(const Caller& caller, const v1::AttachQueuesRequest& request);
   Result<v1::Binding> Unbind(const Caller& caller, const v1::UnbindRequest& request);
   Result<v1::Binding> GetBinding(const Caller& caller, const v1::GetBindingRequest& request);
@@ -267,6 +272,7 @@ class Manager {
   const std::function<Clock::time_point()> now_;
   std::vector<Port> ports_;
   std::map<std::uint64_t, Binding> bindings_;     // by id, as the dataplane gave it
+  std::map<std::uint64_t, Binding> drafts_;       // as well; draining: its session has ended
   std::map<std::uint64_t, RxSocket> rx_sockets_;  // the same
   std::map<std::uint64_t, Flow> flows_;           // by id
   std::map<std::pair<std::int32_t, FlowMatch>, std::uint64_t> rule_ids_;  // by priority, match

@@ -147,7 +147,24 @@ class WorkersService final : public v1::Workers::Service {
 class BindingsService final : public v1::Bindings::Service {
  public:
   explicit BindingsService(Daemon daemon) : daemon_(daemon) {}
-  RXTOKEN_HANDLER(Bind, Binding)
+  grpc::Status Bind(grpc::ServerContext* context, const v1::BindRequest* request,
+                    v1::Binding* response) override {
+    Result<BindingDraft> draft =
+        Call(daemon_, *context, *request, [&](const Caller& caller, const auto& asked) {
+          return daemon_.manager.BeginBind(caller, asked);
+        });
+    if (!draft.ok()) return ToGrpc(draft.status());
+    Status allocated = daemon_.manager.Allocate(*draft);
+    if (allocated.ok() && context->IsCancelled()) {
+      allocated = Status(Code::kDeadlineExceeded, "the caller does not wait any more");
+    }
+    Result<v1::Binding> result = daemon_.loop.Run(ControlLoop::Clock::time_point::max(), [&] {
+      return daemon_.manager.EndBind(*draft, allocated);
+    });
+    if (!result.ok()) return ToGrpc(result.status());
+    *response = *std::move(result);
+    return grpc::Status::OK;
+  }
   RXTOKEN_HANDLER(AttachQueues, Binding)
   RXTOKEN_HANDLER(Unbind, Binding)
   RXTOKEN_HANDLER(GetBinding, Binding)

@@ -4,10 +4,13 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <future>
 #include <iterator>
 #include <limits>
 #include <map>
+#include <mutex>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include "dataplane/buffer.h"
@@ -25,10 +28,17 @@ namespace {
 
 struct Binding {
   std::string name;
-  std::unique_ptr<BufferPool> pool;
+  std::shared_ptr<BufferPool> pool;
   std::vector<QueueRef> queues;
   std::vector<Port*> dma_ports;  // that have the buffer mapped
   bool takes_copies = false;     // of frames that any worker receives
+};
+
+// A binding whose pages are all home. To give much memory back takes Linux a while, which the
+// control thread does not wait for.
+struct Leaving {
+  BindingInfo last;
+  std::future<void> freed;
 };
 
 // What a port said when it was asked to apply a rule.
@@ -47,6 +57,16 @@ struct Placement {
 // By the clock of the workers.
 std::uint64_t NowNs() {
   return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+std::future<void> FreeElsewhere(std::shared_ptr<BufferPool> pool) {
+  try {
+    return std::async(std::launch::async, [pool = std::move(pool)]() mutable { pool.reset(); });
+  } catch (const std::system_error&) {  // there is no thread to be had, and the pool is gone
+    std::promise<void> done;
+    done.set_value();
+    return done.get_future();
+  }
 }
 
 Status NoSuch(const char* what, std::uint64_t id) {
@@ -76,7 +96,9 @@ class DataplaneImpl final : public Dataplane {
   PortInfo GetPort(std::uint32_t port) override;
   std::vector<WorkerInfo> GetWorkers() override;
 
-  Result<std::uint64_t> Bind(const BindingOptions& options) override;
+  Result<BindingDraft> BeginBind(const BindingOptions& options) override;
+  Status Allocate(BindingDraft& draft) override;
+  Status EndBind(BindingDraft& draft) override;
   Status AttachQueues(std::uint64_t binding, std::span<const QueueRef> queues) override;
   Status Unbind(std::uint64_t binding) override;
   Result<std::uint64_t> Revoke(std::uint64_t binding) override;
@@ -132,6 +154,8 @@ class DataplaneImpl final : public Dataplane {
   std::uint32_t next_queue_worker_ = 0;
   std::map<std::uint64_t, Binding> bindings_;
   std::uint32_t last_binding_ = 0;
+  std::mutex allocation_;  // what memory there is, is asked before it is taken
+  std::map<std::uint64_t, Leaving> leaving_;
   std::map<std::uint64_t, std::unique_ptr<RxSocket>> rx_sockets_;
   std::uint64_t last_rx_socket_ = 0;
   std::map<std::uint64_t, std::unique_ptr<CompiledRule>> rules_;
@@ -160,6 +184,7 @@ DataplaneImpl::~DataplaneImpl() {
   placements_.clear();
   ports_.clear();
   bindings_.clear();
+  leaving_.clear();
   rx_sockets_.clear();
   StopEal();
 }
@@ -282,7 +307,7 @@ Status DataplaneImpl::MapForDma(Binding& binding, std::span<const QueueRef> queu
   return Status();
 }
 
-Result<std::uint64_t> DataplaneImpl::Bind(const BindingOptions& options) {
+Result<BindingDraft> DataplaneImpl::BeginBind(const BindingOptions& options) {
   const std::string who = "binding '" + options.name + "': ";
   if (Status s = CheckQueues(who, options.queues); !s.ok()) return s;
   if (Status s = CheckFree(who, options.queues); !s.ok()) return s;
@@ -302,24 +327,39 @@ Result<std::uint64_t> DataplaneImpl::Bind(const BindingOptions& options) {
   if (last_binding_ == std::numeric_limits<std::uint32_t>::max()) {
     return Status(Code::kResourceExhausted, "binding ids are used up; restart the daemon");
   }
+  return BindingDraft{.id = ++last_binding_, .options = options, .memory = nullptr};
+}
+
+Status DataplaneImpl::Allocate(BindingDraft& draft) {
+  const std::lock_guard lock(allocation_);
+  const BindingOptions& options = draft.options;
   Result<std::unique_ptr<Buffer>> buffer =
       Buffer::Create(options.name, options.buffer_bytes, options.page_bytes, options.memory);
   if (!buffer.ok()) return buffer.status();
-  Binding binding;
-  binding.name = options.name;
-  Buffer& memory = **buffer;
-  Status mapped = MapForDma(binding, options.queues, memory);
-  if (!mapped.ok()) {
-    for (Port* port : binding.dma_ports) port->UnmapForDma(memory);
-    return mapped;
+  Result<std::unique_ptr<BufferPool>> pool = BufferPool::Create(
+      std::move(*buffer), static_cast<std::uint32_t>(draft.id), options.frames_per_page);
+  if (!pool.ok()) {
+    return Status(pool.status().code(),
+                  "binding '" + options.name + "': " + pool.status().message());
   }
-  Result<std::unique_ptr<BufferPool>> pool =
-      BufferPool::Create(std::move(*buffer), last_binding_ + 1, options.frames_per_page);
-  if (!pool.ok()) return Status(pool.status().code(), who + pool.status().message());
-  binding.pool = std::move(*pool);
-  const std::uint64_t id = ++last_binding_;
-  PointQueues(id, bindings_[id] = std::move(binding), options.queues);
-  return id;
+  draft.memory = std::move(*pool);
+  return Status();
+}
+
+Status DataplaneImpl::EndBind(BindingDraft& draft) {
+  const std::vector<QueueRef>& queues = draft.options.queues;
+  const std::string who = "binding '" + draft.options.name + "': ";
+  if (Status s = CheckFree(who, queues); !s.ok()) return s;
+  Binding binding;
+  binding.name = draft.options.name;
+  Buffer& memory = draft.memory->buffer();
+  if (Status s = MapForDma(binding, queues, memory); !s.ok()) {
+    for (Port* port : binding.dma_ports) port->UnmapForDma(memory);
+    return s;
+  }
+  binding.pool = std::move(draft.memory);
+  PointQueues(draft.id, bindings_[draft.id] = std::move(binding), queues);
+  return Status();
 }
 
 // Tells the pool which workers take its pages now, and has them all leave to each other what they
@@ -426,6 +466,7 @@ Status DataplaneImpl::Unbind(std::uint64_t id) {
 
 Result<std::uint64_t> DataplaneImpl::Revoke(std::uint64_t id) {
   constexpr std::uint32_t kSweepPages = 16384;
+  if (leaving_.contains(id)) return std::uint64_t{0};
   const auto it = bindings_.find(id);
   if (it == bindings_.end()) return NoSuch("binding", id);
   BufferPool& pool = *it->second.pool;
@@ -461,7 +502,6 @@ void DataplaneImpl::Forget(std::uint32_t id, const PageTable& table) {
 }
 
 std::vector<std::uint64_t> DataplaneImpl::ReapBindings() {
-  std::vector<std::uint64_t> gone;
   for (auto it = bindings_.begin(); it != bindings_.end();) {
     Binding& binding = it->second;
     if (!binding.pool->draining() ||
@@ -469,15 +509,27 @@ std::vector<std::uint64_t> DataplaneImpl::ReapBindings() {
       ++it;
       continue;
     }
-    Forget(static_cast<std::uint32_t>(it->first), binding.pool->table());
+    const std::uint64_t id = it->first;
+    Forget(static_cast<std::uint32_t>(id), binding.pool->table());
     for (Port* port : binding.dma_ports) port->UnmapForDma(binding.pool->buffer());
-    gone.push_back(it->first);
+    Leaving& leaving = leaving_[id];
+    leaving.last = *GetBinding(id);
+    leaving.freed = FreeElsewhere(std::move(binding.pool));
     it = bindings_.erase(it);
   }
+  std::vector<std::uint64_t> gone;
+  std::erase_if(leaving_, [&](const auto& entry) {
+    const bool freed =
+        entry.second.freed.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+    if (freed) gone.push_back(entry.first);
+    return freed;
+  });
   return gone;
 }
 
 Result<BindingInfo> DataplaneImpl::GetBinding(std::uint64_t id) {
+  if (const auto leaving = leaving_.find(id); leaving != leaving_.end())
+    return leaving->second.last;
   const auto it = bindings_.find(id);
   if (it == bindings_.end()) return NoSuch("binding", id);
   const Binding& binding = it->second;

@@ -29,6 +29,8 @@
 
 namespace rxtoken {
 
+class BufferPool;
+
 enum class PollMode {
   kAdaptive,  // naps of at most 100 us once nothing has arrived for a while
   kBusy,      // never sleeps
@@ -218,6 +220,13 @@ struct RuleInfo {
   std::string placement_reason;  // why not, in the driver's words; empty without steer_to
 };
 
+// A binding that is being made.
+struct BindingDraft {
+  std::uint64_t id = 0;
+  BindingOptions options;
+  std::shared_ptr<BufferPool> memory;
+};
+
 struct TokenRange {
   std::uint32_t first_token = 0;
   std::uint32_t count = 0;  // first_token + count - 1 <= 2^32 - 1
@@ -251,8 +260,23 @@ class Dataplane {
   // By index.
   virtual std::vector<WorkerInfo> GetWorkers() = 0;
 
-  // Errors: as Bindings.Bind in binding.proto. Answers the binding's id.
-  virtual Result<std::uint64_t> Bind(const BindingOptions& options) = 0;
+  // A binding is made in three steps, so that whoever asks for much memory, of which Linux
+  // zeroes about 1 GiB a second, does not keep the control thread from serving others.
+  // Errors: as Bindings.Bind in binding.proto.
+  virtual Result<BindingDraft> BeginBind(const BindingOptions& options) = 0;
+  // Gets the memory. By any thread; one call waits for another.
+  virtual Status Allocate(BindingDraft& draft) = 0;
+  // On success takes the memory. A draft that does not come so far is just destroyed, by any
+  // thread.
+  virtual Status EndBind(BindingDraft& draft) = 0;
+  // All three. Answers the binding's id.
+  Result<std::uint64_t> Bind(const BindingOptions& options) {
+    Result<BindingDraft> draft = BeginBind(options);
+    if (!draft.ok()) return draft.status();
+    if (Status s = Allocate(*draft); !s.ok()) return s;
+    if (Status s = EndBind(*draft); !s.ok()) return s;
+    return draft->id;
+  }
   // Gives a binding further queues; one that another binding has is moved in one step.
   // Errors: as Bindings.AttachQueues in binding.proto.
   virtual Status AttachQueues(std::uint64_t binding, std::span<const QueueRef> queues) = 0;

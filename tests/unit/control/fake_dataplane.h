@@ -73,13 +73,16 @@ class FakeDataplane : public Dataplane {
   std::vector<WorkerInfo> GetWorkers() override {
     return {{.cpu = 2, .reassembly = {.fragments = 5, .overlap = 1, .pages = 3}}};
   }
-  Result<std::uint64_t> Bind(const BindingOptions& options) override {
-    const std::uint64_t id = next_id_++;
-    Buffer& buffer = buffers[id];
-    buffer.options = options;
-    buffer.memory = Held(std::make_unique<Memory>(options.buffer_bytes));
+  Result<BindingDraft> BeginBind(const BindingOptions& options) override {
+    return BindingDraft{.id = next_id_++, .options = options, .memory = nullptr};
+  }
+  Status Allocate(BindingDraft&) override { return Status(); }
+  Status EndBind(BindingDraft& draft) override {
+    Buffer& buffer = buffers[draft.id];
+    buffer.options = draft.options;
+    buffer.memory = Held(std::make_unique<Memory>(draft.options.buffer_bytes));
     buffer.data = buffer.memory->data;
-    return id;
+    return Status();
   }
   Status AttachQueues(std::uint64_t binding, std::span<const QueueRef> queues) override {
     for (auto& [id, buffer] : buffers) {

@@ -204,6 +204,59 @@ TEST_F(ManagerTest, ASecondUnbindSetsAnotherDrainTimeout) {
   EXPECT_THAT(dataplane_.calls, ElementsAre("Unbind b"));
 }
 
+// A Bind that is getting memory.
+class DraftTest : public ManagerTest {
+ protected:
+  Result<BindingDraft> Begin(const std::string& name, const Manager::Session& session) {
+    v1::BindRequest request;
+    request.set_name(name);
+    request.set_session(session.key);
+    request.set_buffer_bytes(1 << 20);
+    request.add_queues()->set_port("p0");
+    return Call(&Manager::BeginBind, request);
+  }
+
+  const Manager::Session session_ = NewSession();
+};
+
+TEST_F(DraftTest, HoldsItsNameAndNotItsQueue) {
+  Result<BindingDraft> draft = Begin("b0", session_);
+  ASSERT_TRUE(draft.ok());
+  EXPECT_EQ(Begin("b0", session_).status().code(), Code::kAlreadyExists);
+  EXPECT_EQ(Call(&Manager::ListBindings, v1::ListBindingsRequest())->bindings_size(), 0);
+
+  const Result<v1::Binding> binding = manager_.EndBind(*draft, Status());
+  ASSERT_TRUE(binding.ok());
+  EXPECT_EQ(binding->id(), draft->id);
+  EXPECT_EQ(Bind("b0", 1).status().code(), Code::kAlreadyExists);
+}
+
+TEST_F(DraftTest, WithoutMemoryNothingIsLeft) {
+  Result<BindingDraft> draft = Begin("b0", session_);
+  const Status none(Code::kResourceExhausted, "no memory");
+  EXPECT_EQ(manager_.EndBind(*draft, none).status().message(), "no memory");
+  EXPECT_TRUE(Bind("b0", 0).ok());
+}
+
+TEST_F(DraftTest, GoesWithItsSession) {
+  Result<BindingDraft> draft = Begin("b0", session_);
+  manager_.EndSession(session_.id);
+  EXPECT_EQ(manager_.EndBind(*draft, Status()).status().code(), Code::kNotFound);
+  EXPECT_TRUE(dataplane_.buffers.empty());
+  EXPECT_TRUE(Bind("b0", 0).ok());
+}
+
+TEST_F(DraftTest, AUserHasFourAtATime) {
+  std::vector<Result<BindingDraft>> drafts;
+  for (int i = 0; i < 4; i++) drafts.push_back(Begin("b" + std::to_string(i), session_));
+  const Status refused = Begin("b4", session_).status();
+  EXPECT_EQ(refused.code(), Code::kResourceExhausted);
+  EXPECT_THAT(refused.message(), HasSubstr("4 of 4 Bind calls"));
+  EXPECT_TRUE(Begin("c", NewSession(4711)).ok());
+  ASSERT_TRUE(manager_.EndBind(*drafts[0], Status()).ok());
+  EXPECT_TRUE(Begin("b4", session_).ok());
+}
+
 TEST_F(ManagerTest, ADrainTimeoutHasALimit) {
   ASSERT_TRUE(Bind("b", 0).ok());
   EXPECT_EQ(Unbind("b", "", 3'600'001).status().code(), Code::kInvalidArgument);
