@@ -7,10 +7,15 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <map>
+#include <mutex>
 #include <utility>
 
 namespace rxtoken {
 namespace {
+
+constexpr std::chrono::milliseconds kEventPeriod{100};
+constexpr int kEventBurst = 100;
 
 std::string Now() {
   timespec now;
@@ -50,23 +55,33 @@ void AppendValue(std::string& line, std::string_view value) {
   line += '"';
 }
 
+// Whether a line of this event is written, and how many were held back before it.
+std::optional<std::uint64_t> Pass(std::string_view event) {
+  static std::mutex mutex;
+  static std::map<std::string_view, LogLimit> limits;  // by event, all literals
+  const std::lock_guard lock(mutex);
+  return limits.try_emplace(event, kEventPeriod, kEventBurst).first->second.Pass();
+}
+
 void Log(std::string_view level, std::string_view event, std::initializer_list<LogField> fields) {
-  const std::string line = "time=" + Now() + " " + FormatLogLine(level, event, fields) + "\n";
+  const std::optional<std::uint64_t> held_back = Pass(event);
+  if (!held_back) return;
+  std::string line = "time=" + Now() + " " + FormatLogLine(level, event, fields);
+  if (*held_back != 0) line += " held_back=" + std::to_string(*held_back);
+  line += '\n';
   // Nobody can be told that the log cannot be written.
   [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, line.data(), line.size());
 }
-
-constexpr std::chrono::seconds kLogPeriod{1};
 
 }  // namespace
 
 std::optional<std::uint64_t> LogLimit::Pass() {
   const auto now = std::chrono::steady_clock::now();
-  if (now < next_) {
+  if (now + slack_ < next_) {
     held_back_++;
     return std::nullopt;
   }
-  next_ = now + kLogPeriod;
+  next_ = std::max(next_, now) + period_;
   return std::exchange(held_back_, 0);
 }
 

@@ -3,7 +3,9 @@
 //
 //   time=2026-01-31T12:00:00.000Z level=info event=binding_bound binding=b0 id=3
 //
-// Values with spaces, quotes or control characters are quoted and escaped.
+// Values with spaces, quotes or control characters are quoted and escaped. Applications cause most
+// events, and can do so as often as they like: of each, 100 lines at once are logged, then 10 a
+// second. The next line says how many were `held_back`.
 //
 // Thread-safety: any thread; a line is written by one write(2). Workers do not log.
 #pragma once
@@ -31,15 +33,19 @@ void LogInfo(std::string_view event, std::initializer_list<LogField> fields = {}
 void LogWarning(std::string_view event, std::initializer_list<LogField> fields = {});
 void LogError(std::string_view event, std::initializer_list<LogField> fields = {});
 
-// Lets one line of a kind pass each second, for what others can cause as often as they like.
+// Lets so many lines of a kind pass at once, and then one each period.
 //
 // Thread-safety: one thread.
 class LogLimit {
  public:
+  explicit LogLimit(std::chrono::milliseconds period = std::chrono::seconds(1), int burst = 1)
+      : period_(period), slack_((burst - 1) * period) {}
   // How many were held back before this one; nothing: hold this one back, too.
   std::optional<std::uint64_t> Pass();
 
  private:
+  const std::chrono::milliseconds period_;
+  const std::chrono::milliseconds slack_;
   std::chrono::steady_clock::time_point next_;
   std::uint64_t held_back_ = 0;
 };

@@ -6,6 +6,7 @@
 // everything; "rxtoken/ctl" runs the control loop in between. The dataplane adds its
 // workers, gRPC its pool.
 #include <linux/capability.h>
+#include <malloc.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -324,6 +325,8 @@ int Serve(const Config& config, const UniqueFd& stop_signals) {
 }
 
 int Main(int argc, char** argv) {
+  // Fixed: else the largest request that ever came raises it, and what requests took is kept.
+  mallopt(M_MMAP_THRESHOLD, 128 << 10);
   const Config config = ReadCommandLine(argc, argv);
   RaiseDescriptorLimit();
   const UniqueFd stop_signals = CatchStopSignals();

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <numeric>
 #include <string_view>
 #include <utility>
 
@@ -712,10 +713,16 @@ Result<std::uint64_t> Manager::EndRxSocket(std::uint64_t id) {
   RemoveReceivers([&](const Flow&, std::uint64_t rx_socket) { return rx_socket == id; });
   const RxSocket& rx_socket = rx_sockets_[id];
   if (rx_socket.reader) rx_socket.reader->Close();
+  const Result<RxSocketInfo> info = dataplane_.GetRxSocket(id, false);
+  if (!info.ok()) return info.status();
   const Result<std::uint64_t> reclaimed = dataplane_.CloseRxSocket(id);
   if (!reclaimed.ok()) return reclaimed.status();
   LogInfo("rx_socket_closed",
-          {{"rx_socket", rx_socket.name}, {"id", id}, {"reclaimed_fragments", *reclaimed}});
+          {{"rx_socket", rx_socket.name},
+           {"id", id},
+           {"reclaimed_fragments", *reclaimed},
+           {"refused_tokens",
+            std::accumulate(info->refusals.begin(), info->refusals.end(), std::uint64_t{0})}});
   rx_sockets_.erase(id);
   return *reclaimed;
 }
