@@ -324,14 +324,11 @@ class Extremes {
       : hostile_(hostile), session_(std::move(session)) {}
 
   void Fill(Message& message) {
+    const std::uint32_t filled = hostile_.Below(5);  // quarters of its fields
     for (int i = 0; i < message.GetDescriptor()->field_count(); i++) {
       const FieldDescriptor& field = *message.GetDescriptor()->field(i);
-      if (!field.is_repeated()) {
-        if (hostile_.Below(4) != 0) Set(message, field);
-        continue;
-      }
-      static constexpr std::array<int, 8> kCounts = {0, 0, 1, 1, 1, 2, 33, 70'000};
-      for (int n = kCounts[hostile_.Below(kCounts.size())]; n != 0; n--) Set(message, field);
+      if (hostile_.Below(4) >= filled) continue;
+      for (int n = field.is_repeated() ? Count() : 1; n != 0; n--) Set(message, field);
     }
   }
 
@@ -341,19 +338,12 @@ class Extremes {
         0, 1, 17, kUdpPort, 4096, 65535, 65536, 1u << 20, 1u << 31, 0xFFFF'FFFF, 1ull << 63, ~0ull};
     return hostile_.Below(4) == 0 ? hostile_.Random() : kNumbers[hostile_.Below(kNumbers.size())];
   }
+  int Count() { return hostile_.Below(100) == 0 ? 70'000 : 1 << hostile_.Below(7); }
   std::string Text(const FieldDescriptor& field) {
     if (field.name() == "session" && hostile_.Below(4) != 0) return session_;
-    static const std::array<std::string, 11> kTexts = {"",
-                                                       "b0",
-                                                       "p0",
-                                                       "p1",
-                                                       "bystander",
-                                                       "hostile",
-                                                       "10.0.0.0/8",
-                                                       "::/0",
-                                                       "\n\"=",
-                                                       "../..",
-                                                       std::string(1 << 20, 'x')};
+    if (hostile_.Below(1000) == 0) return std::string(1 << 16, 'x');
+    static constexpr std::array kTexts = {"",        "b0",         "p0",   "p1",    "bystander",
+                                          "hostile", "10.0.0.0/8", "::/0", "\n\"=", "../.."};
     return kTexts[hostile_.Below(kTexts.size())];
   }
 
@@ -366,11 +356,11 @@ class Extremes {
         return Fill(more ? *reflection.AddMessage(&message, &field)
                          : *reflection.MutableMessage(&message, &field));
       case FieldDescriptor::CPPTYPE_STRING:
-        return more ? reflection.AddString(&message, &field,
-                                           hostile_.Below(64) == 0 ? Text(field) : "b0")
+        return more ? reflection.AddString(&message, &field, Text(field))
                     : reflection.SetString(&message, &field, Text(field));
       case FieldDescriptor::CPPTYPE_ENUM:
-        return reflection.SetEnumValue(&message, &field, static_cast<int>(number));
+        return reflection.SetEnumValue(
+            &message, &field, static_cast<int>(number % 2 == 0 ? number : hostile_.Below(4)));
       case FieldDescriptor::CPPTYPE_BOOL:
         return reflection.SetBool(&message, &field, number % 2 != 0);
       case FieldDescriptor::CPPTYPE_INT32:
