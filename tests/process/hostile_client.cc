@@ -327,7 +327,8 @@ class Extremes {
     const std::uint32_t filled = hostile_.Below(5);  // quarters of its fields
     for (int i = 0; i < message.GetDescriptor()->field_count(); i++) {
       const FieldDescriptor& field = *message.GetDescriptor()->field(i);
-      if (hostile_.Below(4) >= filled) continue;
+      // Always there: what it makes goes with it.
+      if (hostile_.Below(4) >= filled && field.name() != "session") continue;
       for (int n = field.is_repeated() ? Count() : 1; n != 0; n--) Set(message, field);
     }
   }
@@ -340,7 +341,7 @@ class Extremes {
   }
   int Count() { return hostile_.Below(100) == 0 ? 70'000 : 1 << hostile_.Below(7); }
   std::string Text(const FieldDescriptor& field) {
-    if (field.name() == "session" && hostile_.Below(4) != 0) return session_;
+    if (field.name() == "session") return hostile_.Below(4) != 0 ? session_ : "none";
     if (hostile_.Below(1000) == 0) return std::string(1 << 16, 'x');
     static constexpr std::array kTexts = {"",        "b0",         "p0",   "p1",    "bystander",
                                           "hostile", "10.0.0.0/8", "::/0", "\n\"=", "../.."};

@@ -74,9 +74,10 @@ TEST_P(Hostile, LeavesItsNeighbourAlone) {
 
   EXPECT_TRUE(WaitUntil([&] { return process.Descriptors() <= descriptors; }))
       << descriptors << " became " << process.Descriptors();
-  // A sanitizer keeps what was freed for a while.
+  // A sanitizer keeps what was freed for a while, and gRPC some of what the largest calls took.
+  const std::uint64_t slack_kib = std::string(GetParam()) == "extremes" ? 16384 : 4096;
   if (!kSanitized) {
-    EXPECT_TRUE(WaitUntil([&] { return process.ResidentKiB() < resident_kib + 4096; }))
+    EXPECT_TRUE(WaitUntil([&] { return process.ResidentKiB() < resident_kib + slack_kib; }))
         << resident_kib << " KiB became " << process.ResidentKiB();
   }
   const std::string log = process.Errors();
