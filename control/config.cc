@@ -300,7 +300,8 @@ v1::OpenRxSocketRequest ReadRxSocket(const Value& value) {
         }},
        {"outside", [&](Value v) { rx_socket.set_outside(v.Parsed(outside, "copy or drop")); }},
        {"steering",
-        [&](Value v) { rx_socket.set_steering(v.Parsed(steering, "migrate or strict")); }}},
+        [&](Value v) { rx_socket.set_steering(v.Parsed(steering, "migrate or strict")); }},
+       {"lease_ms", [&](Value v) { rx_socket.set_lease_ms(v.Number32(0, 3'600'000)); }}},
       {"name"});
   return rx_socket;
 }

@@ -41,6 +41,24 @@ std::span<const std::uint8_t> PageOf(const BufferView& buffer, std::uint32_t pag
   return {buffer.data + start, buffer.page_bytes};
 }
 
+v1::BindingEvent::Kind EventKind(DescriptorKind kind) {
+  switch (kind) {
+    case DescriptorKind::kUnbound: return v1::BindingEvent::KIND_UNBOUND;
+    case DescriptorKind::kRevoked: return v1::BindingEvent::KIND_REVOKED;
+    case DescriptorKind::kExpired: return v1::BindingEvent::KIND_EXPIRED;
+    case DescriptorKind::kLowWater: return v1::BindingEvent::KIND_LOW_WATER;
+    case DescriptorKind::kHeldLimit: return v1::BindingEvent::KIND_HELD_LIMIT;
+    default: return v1::BindingEvent::KIND_UNSPECIFIED;
+  }
+}
+
+// The end of the tick, by CLOCK_MONOTONIC: of those that the 32 bits can mean the last one.
+std::uint64_t ExpiredUntilNs(std::uint32_t expired_at) {
+  const auto now = static_cast<std::uint64_t>(ClockNs(CLOCK_MONOTONIC));
+  const std::uint32_t age = HoldClock(now) - expired_at;
+  return (((now >> 16) - age + 1) << 16) - 1;
+}
+
 }  // namespace
 
 LocalReader::LocalReader(const Attachment& attachment) : memory_(attachment.memory) {
@@ -82,14 +100,19 @@ bool LocalReader::ReadLane(Lane& lane, v1::ReceiveResponse& batch, int max_messa
         break;
       }
       lane.slots[descriptor.slot % kSlotsPerRxSocket] = descriptor.binding;
-    } else if (descriptor.kind == DescriptorKind::kUnbound ||
-               descriptor.kind == DescriptorKind::kRevoked) {
-      const bool revoked = descriptor.kind == DescriptorKind::kRevoked;
-      if (revoked) DropTokens(lane, SlotId{descriptor.slot});
+    } else if (descriptor.kind != DescriptorKind::kFragment) {
+      const bool expired = descriptor.kind == DescriptorKind::kExpired;
+      // What comes back after that may hit pages that are lent then: so all that was read before
+      // goes first.
+      if (expired && (!lane.batch_tokens.empty() || !lane.return_tokens.empty())) break;
+      if (descriptor.kind == DescriptorKind::kRevoked) DropTokens(lane, SlotId{descriptor.slot});
       v1::BindingEvent& event = *batch.add_events();
       event.set_binding(descriptor.binding);
-      event.set_revoked(revoked);
-    } else if (descriptor.kind == DescriptorKind::kFragment) {
+      event.set_kind(EventKind(descriptor.kind));
+      if (!expired) continue;
+      event.set_expired_slot(descriptor.slot);
+      SetTime(ExpiredUntilNs(descriptor.expired_at), *event.mutable_expired_until());
+    } else {
       if (batch.messages_size() >= max_messages || batch_bytes_ >= kMaxBatchBytes) break;
       AddFragment(lane, descriptor);
       if (descriptor.flags & kMoreFragments) continue;
@@ -118,10 +141,7 @@ void LocalReader::AddFragment(Lane& lane, const Descriptor& descriptor) {
   v1::Message& message = lane.partial;
   if (message.fragments_size() == 0) {
     const std::uint64_t arrival_mono_ns = std::uint64_t{lane.time_high} << 32 | descriptor.time_low;
-    const std::int64_t arrival_ns =
-        static_cast<std::int64_t>(arrival_mono_ns) + realtime_offset_ns_;
-    message.mutable_arrival()->set_seconds(arrival_ns / kNsPerSecond);
-    message.mutable_arrival()->set_nanos(static_cast<std::int32_t>(arrival_ns % kNsPerSecond));
+    SetTime(arrival_mono_ns, *message.mutable_arrival());
     message.set_whole_frame((descriptor.flags & kWholeFrame) != 0);
     const unsigned distance = descriptor.ip_header_distance;
     // At least an IPv4 and a UDP header.
@@ -137,6 +157,13 @@ void LocalReader::AddFragment(Lane& lane, const Descriptor& descriptor) {
   if (readable) fragment.set_payload(page.data() + descriptor.offset, descriptor.length);
   lane.partial_tokens.push_back(descriptor.token);
   batch_bytes_ += descriptor.length;
+}
+
+// A time of CLOCK_MONOTONIC by the wall clock.
+void LocalReader::SetTime(std::uint64_t mono_ns, google::protobuf::Timestamp& time) const {
+  const std::int64_t ns = static_cast<std::int64_t>(mono_ns) + realtime_offset_ns_;
+  time.set_seconds(ns / kNsPerSecond);
+  time.set_nanos(static_cast<std::int32_t>(ns % kNsPerSecond));
 }
 
 // Given back later, they could hit pages of the binding that gets the slot next.

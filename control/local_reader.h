@@ -78,6 +78,7 @@ class LocalReader {
 
   bool ReadLane(Lane& lane, v1::ReceiveResponse& batch, int max_messages, ReadResult& result);
   void AddFragment(Lane& lane, const Descriptor& descriptor);
+  void SetTime(std::uint64_t mono_ns, google::protobuf::Timestamp& time) const;
   static void DropTokens(Lane& lane, SlotId slot);
   static void PushReturns(Lane& lane);
 

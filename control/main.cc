@@ -286,7 +286,10 @@ int Serve(const Config& config, const UniqueFd& stop_signals) {
   Result<std::unique_ptr<ControlLoop>> created = ControlLoop::Create();
   if (!created.ok()) return Fail(created.status(), kExitFailure);
   ControlLoop& loop = **created;
-  loop.SetHousekeeping([&] { return manager.ReapBindings(); });
+  loop.SetHousekeeping([&] {
+    const bool draining = manager.ReapBindings();
+    return manager.ExpireLeases() || draining;
+  });
   Result<Timer> every_second = Timer::Create(loop, [&] {
     (*dataplane)->TrimMemory();
     manager.EndExpiredSessions();

@@ -130,6 +130,15 @@ void SetHoldTimes(const std::array<std::uint64_t, kHoldBuckets>& buckets,
   }
 }
 
+Status CheckLease(const v1::OpenRxSocketRequest& request) {
+  constexpr std::uint32_t kShortest = 100;
+  constexpr std::uint32_t kLongest = 3'600'000;
+  const std::uint32_t lease = request.lease_ms();
+  if (lease == 0 || (lease >= kShortest && lease <= kLongest)) return Status();
+  return Status(Code::kInvalidArgument, Quoted("rx socket", request.name()) + ": lease_ms is " +
+                                            std::to_string(lease) + "; use 0, or 100 to 3600000");
+}
+
 }  // namespace
 
 // -- callers ----------------------------------------------------------------------------------
@@ -567,6 +576,25 @@ bool Manager::ReapBindings() {
   return draining();
 }
 
+bool Manager::ExpireLeases() {
+  constexpr std::chrono::milliseconds kMostOften{25};
+  bool any = false;
+  for (auto& [id, rx_socket] : rx_sockets_) {
+    if (rx_socket.lease.count() == 0) continue;
+    any = true;
+    if (now_() < rx_socket.lease_due) continue;
+    rx_socket.lease_due = now_() + std::max(rx_socket.lease / 4, kMostOften);
+    const Result<std::uint64_t> expired = dataplane_.Expire(id);
+    LogFailure(expired.status());
+    if (!expired.ok() || *expired == 0 || std::exchange(rx_socket.lease_ended, true)) continue;
+    LogWarning("lease_ended", {{"rx_socket", rx_socket.name},
+                               {"id", id},
+                               {"fragments", *expired},
+                               {"lease_ms", rx_socket.lease.count()}});
+  }
+  return any;
+}
+
 Result<BufferView> Manager::GetBuffer(std::uint64_t binding) {
   return dataplane_.GetBuffer(binding);
 }
@@ -609,6 +637,8 @@ Result<v1::OpenRxSocketResponse> Manager::OpenRxSocket(const Caller& caller,
   if (!v1::Steering_IsValid(request.steering())) {
     return invalid("steering", request.steering(), "MIGRATE (1) or STRICT (2)");
   }
+  const Status lease_ok = CheckLease(request);
+  if (!lease_ok.ok()) return lease_ok;
   Result<std::string> secret = RandomKey();
   if (!secret.ok()) return secret.status();
 
@@ -628,6 +658,8 @@ Result<v1::OpenRxSocketResponse> Manager::OpenRxSocket(const Caller& caller,
   options.bindings = *std::move(lenders);
   const bool drop = request.outside() == v1::OUTSIDE_DROP;
   options.outside = drop ? Outside::kDrop : Outside::kCopy;
+  const std::chrono::milliseconds lease(request.lease_ms());
+  options.lease_ns = static_cast<std::uint64_t>(std::chrono::nanoseconds(lease).count());
   const Result<std::uint64_t> id = dataplane_.OpenRxSocket(options);
   if (!id.ok()) return id.status();
 
@@ -641,6 +673,7 @@ Result<v1::OpenRxSocketResponse> Manager::OpenRxSocket(const Caller& caller,
   rx_socket.bindings = options.bindings;
   rx_socket.outside = drop ? v1::OUTSIDE_DROP : v1::OUTSIDE_COPY;
   if (request.steering() == v1::STEERING_STRICT) rx_socket.steering = v1::STEERING_STRICT;
+  rx_socket.lease = lease;
   rx_socket.secret = *secret;
   LogInfo("rx_socket_opened",
           {{"rx_socket", request.name()}, {"id", *id}, {"session", Number(caller.session)}});
@@ -769,6 +802,7 @@ Result<v1::RxSocket> Manager::RxSocketMessage(std::uint64_t id, bool audit, bool
   }
   message.set_outside(rx_socket.outside);
   message.set_steering(rx_socket.steering);
+  message.set_lease_ms(static_cast<std::uint32_t>(rx_socket.lease.count()));
   v1::RxSocketStatistics& statistics = *message.mutable_statistics();
   statistics.set_messages(info->messages);
   statistics.set_bytes(info->bytes);

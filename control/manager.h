@@ -102,6 +102,10 @@ class Manager {
   // Errors: kNotFound
   Result<BufferView> GetBufferFor(SessionId session, std::uint64_t binding);
 
+  // Takes back what rx sockets hold longer than their leases, for those that are due. True while
+  // there are leases.
+  bool ExpireLeases();
+
   // -- rx sockets ---------------------------------------------------------------------------
   Result<v1::OpenRxSocketResponse> OpenRxSocket(const Caller& caller,
                                                 const v1::OpenRxSocketRequest& request);
@@ -191,6 +195,9 @@ class Manager {
     std::vector<std::uint64_t> bindings;  // ids, also of those that are gone
     v1::Outside outside = v1::OUTSIDE_COPY;
     v1::Steering steering = v1::STEERING_MIGRATE;
+    std::chrono::milliseconds lease = {};      // 0: none
+    Clock::time_point lease_due = {};          // when to look again whether it has ended
+    bool lease_ended = false;                  // for some page, once
     std::string secret;                        // empty once it is used up
     SessionId attached_to = SessionId::kNone;  // the application that reads it
     bool streaming = false;                    // a Receive stream reads it

@@ -113,6 +113,7 @@ class DataplaneImpl final : public Dataplane {
   void TrimMemory() override;
   Result<RxSocketInfo> GetRxSocket(std::uint64_t rx_socket, bool audit) override;
   Result<HeldInfo> GetHeld(std::uint64_t rx_socket) override;
+  Result<std::uint64_t> Expire(std::uint64_t rx_socket) override;
 
   void ChangeRules(std::span<const std::uint64_t> gone, std::span<const FlowRule> set) override;
   RuleInfo GetRule(std::uint64_t id) override;
@@ -690,6 +691,44 @@ Result<HeldInfo> DataplaneImpl::GetHeld(std::uint64_t id) {
       });
   info.oldest_ns = HoldClockNs(oldest);
   return info;
+}
+
+// Finds the pages itself, and has their workers, which look again, take them back in lots that
+// other rx sockets do not notice.
+Result<std::uint64_t> DataplaneImpl::Expire(std::uint64_t id) {
+  constexpr std::size_t kLot = 1024;
+  const auto it = rx_sockets_.find(id);
+  if (it == rx_sockets_.end()) return NoSuch("rx socket", id);
+  RxSocket& socket = *it->second;
+  const std::uint32_t until = HoldClock(NowNs() - socket.options().lease_ns);
+  struct Place {
+    std::uint32_t worker;
+    std::uint32_t slot;
+    std::uint32_t binding;
+    auto operator<=>(const Place&) const = default;
+  };
+  std::map<Place, std::vector<std::uint32_t>> old;  // pages
+  socket.slots().ForEachHeld([&](std::uint32_t slot, std::uint32_t binding, std::uint32_t page,
+                                 std::uint32_t, std::uint32_t since) {
+    if (IsAfter(since, until)) return;
+    const auto found = bindings_.find(binding);
+    if (found == bindings_.end()) return;
+    const PageTable& table = found->second.pool->table();
+    const std::uint32_t cell = table.cells()[page].load(std::memory_order_relaxed);
+    // Nobody's, if it was given back just now.
+    const std::uint32_t worker = (PageTable::Owner(cell) >> 16) - 1;
+    if (worker < workers_.size()) old[{worker, slot, binding}].push_back(page);
+  });
+  std::uint64_t expired = 0;
+  for (const auto& [place, pages] : old) {
+    for (std::size_t at = 0; at < pages.size(); at += kLot) {
+      const auto lot = std::span(pages).subspan(at, std::min(kLot, pages.size() - at));
+      workers_[place.worker]->Call([&](Worker& w) {
+        expired += w.Expire(socket.lane(w.index()), place.slot, place.binding, lot, until);
+      });
+    }
+  }
+  return expired;
 }
 
 // ---- rules -----------------------------------------------------------------------------------

@@ -148,6 +148,7 @@ struct RxSocketOptions {
   std::uint32_t max_held_fragments = 0;      // on each worker; 0: no limit
   std::vector<std::uint64_t> bindings = {};  // that it may use, by id; empty: any
   Outside outside = Outside::kCopy;
+  std::uint64_t lease_ns = 0;  // how long a page may be held; see Dataplane::Expire(); 0: no limit
 };
 
 // What an application needs in order to read a rx socket. The descriptors stay the
@@ -309,6 +310,9 @@ class Dataplane {
   // Looks at the urefs itself, without asking the workers: some 0.3 ms for each GiB of 4 KiB
   // pages of the bindings that the rx socket has something of. Errors: kNotFound
   virtual Result<HeldInfo> GetHeld(std::uint64_t rx_socket) = 0;
+  // Takes back what it holds longer than its lease; how many fragments. Costs as much as GetHeld()
+  // if that is none. Precondition: it has a lease. Errors: kNotFound
+  virtual Result<std::uint64_t> Expire(std::uint64_t rx_socket) = 0;
 
   // Takes rules away, and adds rules or changes those with the same ids, which keep their
   // counters unless the match changed. The cost follows what changes, not how many rules there

@@ -146,6 +146,7 @@ bool Worker::Round() {
     if (received == 0) now_ns_ = clock_.Now();
     busy |= VisitHolding(received == 0 ? 32 : 1);
   }
+  if (round_ % kWaterRounds == 0) TellLowWater();
   RunCommands();
   return busy;
 }
@@ -330,9 +331,11 @@ void Worker::Deliver(RxQueue& queue, const Run& run) {
     return DropRun(queue, run, 0, DropReason::kNotAttached);
   const std::uint32_t room = lane.lane.Room(run.n);
   const std::uint32_t n = lane.lane.Allowance(room);
-  const DropReason reason = n == room ? DropReason::kRingFull : DropReason::kHeldLimit;
-  if (n == 0) [[unlikely]]
+  const DropReason reason = n == room ? DropReason::kRingFull : lane.lane.WhyNotMore();
+  if (n == 0) [[unlikely]] {
+    List(lane);  // it may have been told
     return DropRun(queue, run, 0, reason);
+  }
   const auto items = std::span(run.items.data(), n);
   if ((!lane.waiting.empty() && lane.WaitsFor(pool)) ||
       !lane.lane.Lend(pool.table(), items, now_ns_)) [[unlikely]] {
@@ -422,7 +425,10 @@ DropReason Worker::DeliverInPlace(const RxQueue& queue, const RuleTarget& target
   }
   const auto message = std::span<const LendItem>(items.data(), n);
   if (lane.lane.Room(n) != n) return DropReason::kRingFull;
-  if (lane.lane.Allowance(n) != n) return DropReason::kHeldLimit;
+  if (lane.lane.Allowance(n) != n) {
+    List(lane);  // it may have been told
+    return lane.lane.WhyNotMore();
+  }
   if (lane.WaitsFor(pool) || !lane.lane.Lend(pool.table(), message, now_ns_)) {
     return Wait(queue, target, lane, pool, message) ? DropReason::kCount : DropReason::kNoSlot;
   }
@@ -585,6 +591,29 @@ void Worker::PublishAll() {
   to_publish_.clear();
 }
 
+// Tells those who hold pages of a binding that few are free, once each time that it gets so.
+void Worker::TellLowWater() {
+  for (std::size_t i = 0; i < queues_.size(); i++) {
+    RxQueue& queue = queues_[i];
+    if (queue.pool == nullptr) continue;
+    BufferPool& pool = *queue.pool;
+    const std::uint32_t free = pool.pages().available();
+    const std::uint32_t pages = pool.buffer().pages();
+    const bool was_low = queue.low_water;
+    queue.low_water = free < (was_low ? pages / 4 : pages / 8);
+    // Another queue of the binding says it for all.
+    const auto before = std::span(queues_).first(i);
+    if (was_low || !queue.low_water ||
+        std::any_of(before.begin(), before.end(),
+                    [&](const RxQueue& other) { return other.pool == &pool; })) {
+      continue;
+    }
+    for (std::size_t at = 0; at < holding_.size(); at++) {
+      if (holding_[at]->lane.LowWater(pool.table())) List(*holding_[at]);
+    }
+  }
+}
+
 // Looks after the next `n` lanes that have something outstanding, in turn. True if one of
 // them had returned something or waits for its doorbell.
 bool Worker::VisitHolding(std::size_t n) {
@@ -654,6 +683,7 @@ void Worker::Attach(const Port* port, std::uint16_t queue, BufferPool* pool) {
   q.pool = pool;
   LimitFragments();
   q.pages_per_frame = 0;
+  q.low_water = false;
   if (pool != nullptr) {
     if (port->forgets_unfinished_frames()) {
       const std::uint32_t room =
@@ -678,6 +708,18 @@ void Worker::Unbound(RxLane& lane, BufferPool& pool) {
   std::erase(lane.pools, &pool);
   DropWaitingIf(lane, [&](const RxLane::Waiting& waiting) { return waiting.pool == &pool; });
   if (lane.lane.Unbound(pool.table())) List(lane);
+}
+
+std::uint64_t Worker::Expire(RxLane& lane, std::uint32_t slot, std::uint32_t binding,
+                             std::span<const std::uint32_t> pages, std::uint32_t until) {
+  now_ns_ = clock_.Now();
+  // A ring full, and no more, however fast it is filled.
+  for (std::uint32_t n = 0; n <= kMaxRingEntries; n += Lane::kDrainTokens) {
+    if (lane.lane.Drain(recycler_, now_ns_) == 0) break;
+  }
+  const std::uint64_t expired = lane.lane.Expire(slot, binding, pages, until, recycler_);
+  List(lane);
+  return expired;
 }
 
 bool Worker::Revoke(RxLane& lane, const PageTable& table, std::uint32_t budget) {

@@ -89,6 +89,7 @@ struct RxQueue {
   BufferPool* pool = nullptr;  // the binding; nullptr: none
   // Not 0: the driver must find that many free pages for each frame of a burst.
   std::uint32_t pages_per_frame = 0;
+  bool low_water = false;  // few pages are free, and applications were told
   // The workers that poll the port, as bits: among them each datagram that comes in fragments has
   // one that reassembles it.
   std::uint32_t port_workers = 0;
@@ -136,6 +137,10 @@ class Worker {
   // have done so, and again, none keeps a page of it.
   void DropFragments(const BufferPool& pool);
   ReassemblyInfo reassembly() const noexcept;
+  // Takes back those of `pages` that the lane was lent at `until` or before, but not what it has
+  // given back already; how many fragments. As Lane::Expire.
+  std::uint64_t Expire(RxLane& lane, std::uint32_t slot, std::uint32_t binding,
+                       std::span<const std::uint32_t> pages, std::uint32_t until);
   // Precondition: the worker polls it.
   RxQueue& FindQueue(const Port* port, std::uint16_t queue);
   PageRecycler& recycler() noexcept { return recycler_; }
@@ -149,6 +154,7 @@ class Worker {
   static constexpr std::uint32_t kLot = 64;             // fragments from drain to drain
   static constexpr std::uint32_t kFlushRounds = 8;      // a lot waits no longer than this
   static constexpr std::uint32_t kVisitRounds = 4;      // between visits of lanes that hold pages
+  static constexpr std::uint32_t kWaterRounds = 256;    // between looks how many pages are free
   static constexpr std::uint64_t kDoorbellNs = 50'000;  // an application cannot have more
   static constexpr std::size_t kMaxWaiting = 256;       // fragments of a lane, for a free slot
 
@@ -221,6 +227,7 @@ class Worker {
   void Lent(RxLane& lane, std::uint32_t fragments);
   void PublishAll();
   bool VisitHolding(std::size_t n);
+  void TellLowWater();
   void RingDoorbell(RxLane& lane);
 
   // [ctl] before Start, then constant

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// hold_time.h - for how long pages are held: a clock of 32 bits, and a histogram of its ticks.
+// hold_time.h - for how long pages are held, in ticks of HoldClock().
 //
 // Thread-safety: pure functions.
 #pragma once
@@ -8,18 +8,13 @@
 #include <bit>
 #include <cstdint>
 
+#include "tokens/abi/ring.h"
+
 namespace rxtoken {
 
-// A tick is 65.5 us. The clock wraps after three days; a difference holds for half of that.
-constexpr std::uint32_t HoldClock(std::uint64_t time_ns) noexcept {
-  return static_cast<std::uint32_t>(time_ns >> 16);
-}
-constexpr std::uint64_t HoldClockNs(std::uint32_t ticks) noexcept {
-  return std::uint64_t{ticks} << 16;
-}
 // From `since` to `now`; 0 if that has not come yet, as clocks of two processors may say.
 constexpr std::uint32_t HoldTicks(std::uint32_t since, std::uint32_t now) noexcept {
-  return static_cast<std::int32_t>(now - since) < 0 ? 0 : now - since;
+  return IsAfter(since, now) ? 0 : now - since;
 }
 
 // Powers of two: bucket i counts what was held for less than 2^i ticks, but not for less than

@@ -24,6 +24,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -106,11 +107,25 @@ class Lane {
   }
 
   // How many of `wanted` more fragments may be outstanding.
-  std::uint32_t Allowance(std::uint32_t wanted) const noexcept {
+  std::uint32_t Allowance(std::uint32_t wanted) noexcept {
+    if (lease_lost()) [[unlikely]] {
+      ReleaseKept();
+      if (lease_lost()) return 0;
+    }
     if (max_held_ == 0) return wanted;
     const std::uint64_t held = counters_.lent - counters_.returned;
-    return static_cast<std::uint32_t>(
-        std::min<std::uint64_t>(wanted, max_held_ - std::min<std::uint64_t>(held, max_held_)));
+    if (held <= max_held_ / 2) limit_told_ = false;
+    if (held + wanted <= max_held_) return wanted;
+    if (!std::exchange(limit_told_, true)) AddEvent(DescriptorKind::kHeldLimit, 0, 0);
+    return static_cast<std::uint32_t>(max_held_ - std::min<std::uint64_t>(held, max_held_));
+  }
+
+  // The application does not know yet that fragments which it held have expired. It gets nothing
+  // until it does: so one that stands still keeps one slot for each binding that it held of.
+  bool lease_lost() const noexcept { return (expired_slots_ & unread_slots_) != 0; }
+  // Why Allowance() was less than wanted.
+  DropReason WhyNotMore() const noexcept {
+    return lease_lost() ? DropReason::kLeaseLost : DropReason::kHeldLimit;
   }
 
   // Lends `items`, all on pages of `table` that this worker received, and all of them whole
@@ -236,7 +251,7 @@ class Lane {
       const std::uint32_t slot = tokens[i] >> kPageBits;
       SlotView& view = views_[slot];
       if (view.outstanding == 0) [[unlikely]] {
-        Refuse(Refusal::kSlotNotInUse);
+        Refuse(Reason(slot, Refusal::kSlotNotInUse));
         i++;
         continue;
       }
@@ -250,14 +265,17 @@ class Lane {
 
   // What Return() would do with `token`, without doing it; kCount: accept it.
   Refusal Check(std::uint32_t token) const noexcept {
-    const SlotView& view = views_[token >> kPageBits];
+    const std::uint32_t slot = token >> kPageBits;
     const std::uint32_t page = token & (kMaxPagesPerBuffer - 1);
-    if (view.outstanding == 0) return Refusal::kSlotNotInUse;
+    const SlotView& view = views_[slot];
+    if (view.outstanding == 0) return Reason(slot, Refusal::kSlotNotInUse);
     if (page >= view.pages) return Refusal::kOutOfRange;
     const std::uint32_t owner = PageTable::OwnerBits(worker_);
     const std::uint32_t cell = view.cells[page].load(std::memory_order_relaxed);
-    if (!PageTable::LentBy(owner, cell)) return NotLent(owner, cell);
-    if (view.urefs[page].count.load(std::memory_order_relaxed) == 0) return Refusal::kNotHeld;
+    if (!PageTable::LentBy(owner, cell)) return NotLent(slot, owner, cell);
+    if (view.urefs[page].count.load(std::memory_order_relaxed) == 0) {
+      return Reason(slot, Refusal::kNotHeld);
+    }
     return Refusal::kCount;
   }
 
@@ -308,8 +326,12 @@ class Lane {
     for (std::uint32_t slot = 0; slot < kSlotsPerRxSocket; slot++) {
       SlotView& view = views_[slot];
       if (view.table != &table || view.outstanding == 0) continue;
-      if ((revoked_slots_ & 1u << slot) == 0) AddEvent(DescriptorKind::kRevoked, slot, table);
-      revoked_slots_ |= 1u << slot;
+      const std::uint32_t bit = 1u << slot;
+      if ((kept_slots_ & ~expired_slots_ & bit) == 0) {
+        Keep(slot);
+        expired_slots_ &= ~bit;
+        AddEvent(DescriptorKind::kRevoked, slot, table.binding());
+      }
       const std::uint64_t before = view.outstanding;
       const bool done = SweepSlot(slot, budget, recycler);
       counters_.revoked += before - view.outstanding;
@@ -318,28 +340,66 @@ class Lane {
     return true;
   }
 
+  // Takes back those of `pages` that are lent under `slot` for `binding`, and not after `until`,
+  // a time of HoldClock(). Late returns of them must not hit what is lent later, so if there are
+  // any, nothing more is lent under the slot until the application knows, as with Revoke(); what
+  // was lent under it after `until` stays outstanding. How many fragments.
+  template <Recycler R>
+  std::uint64_t Expire(std::uint32_t slot, std::uint32_t binding,
+                       std::span<const std::uint32_t> pages, std::uint32_t until,
+                       R& recycler) noexcept {
+    SlotView& view = views_[slot];
+    if (view.outstanding == 0 || view.table->binding() != binding) return 0;
+    const std::uint64_t before = view.outstanding;
+    {
+      auto&& give = recycler.Open(*view.table);
+      for (const std::uint32_t page : pages) {
+        if (page >= view.pages) continue;
+        const Uref& uref = view.urefs[page];
+        if (!IsAfter(uref.lent_at.load(std::memory_order_relaxed), until)) {
+          TakeBack(view, page, give);
+        }
+      }
+    }
+    const std::uint64_t expired = before - view.outstanding;
+    if (expired == 0) return 0;
+    counters_.revoked += expired;
+    TellExpired(slot, until);
+    return expired;
+  }
+
   // The binding was unbound: an application that knows it is told. True if there was something
   // to tell.
   bool Unbound(const PageTable& table) noexcept {
     const auto known = std::find_if(views_.begin(), views_.end(),
                                     [&](const SlotView& view) { return view.table == &table; });
     if (known == views_.end()) return false;
-    AddEvent(DescriptorKind::kUnbound, 0, table);
+    AddEvent(DescriptorKind::kUnbound, 0, table.binding());
     return true;
+  }
+
+  // Few pages of the binding are free: an application that holds some of them is told. True if
+  // there was something to tell.
+  bool LowWater(const PageTable& table) noexcept {
+    const bool holds = std::any_of(views_.begin(), views_.end(), [&](const SlotView& view) {
+      return view.table == &table && view.outstanding != 0;
+    });
+    if (holds) AddEvent(DescriptorKind::kLowWater, 0, table.binding());
+    return holds;
   }
 
   bool events_waiting() const noexcept { return events_ != 0; }
   // True if the lane can be left alone until something is lent or told: nothing is outstanding,
-  // the application has read everything, and slots that were revoked are free again, for which
+  // the application has read everything, and slots that were kept are free again, for which
   // other workers may wait.
   bool Settled() noexcept {
-    ReleaseRevoked();  // although others are in use
-    return counters_.lent == counters_.returned && events_ == 0 && revoked_slots_ == 0 &&
+    ReleaseKept();  // although others are in use
+    return counters_.lent == counters_.returned && events_ == 0 && kept_slots_ == 0 &&
            returns_->descriptor_head.load(std::memory_order_relaxed) == tail_;
   }
   // Slots of the rx socket that became unused so far, by any worker.
   std::uint64_t slot_releases() noexcept {
-    ReleaseRevoked();
+    ReleaseKept();
     return slots_->releases();
   }
   // Writes what the application has not been told for want of room. True if nothing is left.
@@ -348,7 +408,9 @@ class Lane {
     for (; written < events_ && FreeDescriptors() != 0; written++) {
       const Descriptor& event = waiting_events_[written];
       descriptors_->descriptors()[tail_++ & mask_] = event;
-      if (event.kind == DescriptorKind::kRevoked) revoked_at_[event.slot] = tail_;
+      if (event.kind == DescriptorKind::kRevoked || event.kind == DescriptorKind::kExpired) {
+        told_at_[event.slot] = tail_;
+      }
     }
     std::copy(waiting_events_.begin() + written, waiting_events_.begin() + events_,
               waiting_events_.begin());
@@ -394,6 +456,8 @@ class Lane {
   LaneCounters& counters() noexcept { return counters_; }
 
  private:
+  static constexpr std::uint32_t kNoSlot = kSlotsPerRxSocket;  // names no binding
+
   // Precondition: Check() accepts the token, or accepted it before it was reserved.
   Uref& UrefOf(std::uint32_t token) const noexcept {
     return views_[token >> kPageBits].urefs[token & (kMaxPagesPerBuffer - 1)];
@@ -424,36 +488,83 @@ class Lane {
     return mask_ + 1 - (tail_ - head_seen_);
   }
 
-  // Gives up the slots whose end the application knows of. What it returned before it knew is in
-  // its return ring then, and must have been refused.
-  void ReleaseRevoked() noexcept {
-    if (revoked_slots_ == 0 || events_ != 0) return;
+  // Gives up the kept slots under which nothing is outstanding, once the application knows that
+  // they ended. What it returned before it knew is in its return ring then, and must have been
+  // refused.
+  void ReleaseKept() noexcept {
+    if (kept_slots_ == 0 || events_ != 0) return;
     FreeDescriptors();
+    for (std::uint32_t slots = unread_slots_; slots != 0; slots &= slots - 1) {
+      const auto slot = static_cast<std::uint32_t>(std::countr_zero(slots));
+      if (static_cast<std::int32_t>(head_seen_ - told_at_[slot]) >= 0) {
+        unread_slots_ &= ~(1u << slot);
+      }
+    }
     // order: acquire keeps the load behind that of the head.
     if (returns_->tail.load(std::memory_order_acquire) != return_head_) return;
-    for (std::uint32_t slot = 0; slot < kSlotsPerRxSocket; slot++) {
-      if ((revoked_slots_ & 1u << slot) == 0 || views_[slot].outstanding != 0) continue;
-      if (static_cast<std::int32_t>(head_seen_ - revoked_at_[slot]) < 0) continue;
-      revoked_slots_ &= ~(1u << slot);
+    for (std::uint32_t slots = kept_slots_ & ~unread_slots_; slots != 0; slots &= slots - 1) {
+      const auto slot = static_cast<std::uint32_t>(std::countr_zero(slots));
+      if (views_[slot].outstanding != 0) continue;
+      kept_slots_ &= ~(1u << slot);
+      expired_slots_ &= ~(1u << slot);
+      views_[slot] = SlotView{};  // to be announced again
       slots_->Release(slot, worker_);
     }
   }
 
-  // There is always room: a slot is given to a binding only when no event waits, and each has
-  // two at most.
-  void AddEvent(DescriptorKind kind, std::uint32_t slot, const PageTable& table) noexcept {
+  // Nothing is lent under the slot until the application has read the event that comes now.
+  void Keep(std::uint32_t slot) noexcept {
+    kept_slots_ |= 1u << slot;
+    unread_slots_ |= 1u << slot;
+    if (lending_slot_ == slot) lending_slot_ = kNoSlot;
+  }
+
+  // What is said again before the application could be told is one event. So there is always
+  // room: a slot is given to a binding only when no event waits, and each has one of each kind.
+  void AddEvent(DescriptorKind kind, std::uint32_t slot, std::uint32_t binding,
+                std::uint32_t expired_at = 0) noexcept {
     Descriptor event{};
     event.kind = kind;
     event.slot = static_cast<std::uint8_t>(slot);
-    event.binding = table.binding();
-    waiting_events_[events_++] = event;
+    event.binding = binding;
+    event.expired_at = expired_at;
+    const auto end = waiting_events_.begin() + events_;
+    const auto waiting = std::find_if(waiting_events_.begin(), end, [&](const Descriptor& other) {
+      return other.kind == kind && other.slot == event.slot && other.binding == binding;
+    });
+    *waiting = event;
+    events_ += waiting == end;
     WriteEvents();
+  }
+
+  // What expires in several calls is one event.
+  void TellExpired(std::uint32_t slot, std::uint32_t until) noexcept {
+    const bool told = (expired_slots_ & 1u << slot) != 0;
+    if (told && expired_at_[slot] == until) return;
+    expired_at_[slot] = until;
+    Keep(slot);
+    expired_slots_ |= 1u << slot;
+    AddEvent(DescriptorKind::kExpired, slot, views_[slot].table->binding(), until);
+  }
+
+  // Takes back all that we have lent of a page under a slot, if there is something.
+  template <typename Give>
+  void TakeBack(SlotView& view, std::uint32_t page, Give& give) noexcept {
+    const std::uint32_t cell = view.cells[page].load(std::memory_order_relaxed);
+    if (!PageTable::LentBy(PageTable::OwnerBits(worker_), cell)) return;
+    const std::uint32_t held = view.urefs[page].count.load(std::memory_order_relaxed);
+    if (held == 0) return;
+    view.urefs[page].count.store(0, std::memory_order_relaxed);
+    view.outstanding -= held;
+    counters_.returned += held;
+    if (PageTable::Saturated(cell)) return;
+    view.cells[page].store(cell - held, std::memory_order_relaxed);
+    if (PageTable::Lent(cell) == held) give(page);
   }
 
   // Takes back what is outstanding under one slot, as Sweep() does.
   template <Recycler R>
   bool SweepSlot(std::uint32_t slot, std::uint32_t& budget, R& recycler) noexcept {
-    const std::uint32_t owner = PageTable::OwnerBits(worker_);
     SlotView& view = views_[slot];
     {
       auto&& give = recycler.Open(*view.table);
@@ -461,16 +572,7 @@ class Lane {
         if (sweep_page_ >= view.pages) sweep_page_ = 0;  // returns may have ended another sweep
         if (budget == 0) return false;
         budget--;
-        const std::uint32_t cell = view.cells[sweep_page_].load(std::memory_order_relaxed);
-        if (!PageTable::LentBy(owner, cell)) continue;
-        const std::uint32_t held = view.urefs[sweep_page_].count.load(std::memory_order_relaxed);
-        if (held == 0) continue;
-        view.urefs[sweep_page_].count.store(0, std::memory_order_relaxed);
-        view.outstanding -= held;
-        counters_.returned += held;
-        if (PageTable::Saturated(cell)) continue;
-        view.cells[sweep_page_].store(cell - held, std::memory_order_relaxed);
-        if (PageTable::Lent(cell) == held) give(sweep_page_);
+        TakeBack(view, sweep_page_, give);
       }
     }
     sweep_page_ = 0;
@@ -480,7 +582,7 @@ class Lane {
 
   // Nothing is outstanding under the slot any more.
   void ReleaseSlot(std::uint32_t slot) noexcept {
-    if ((revoked_slots_ & 1u << slot) == 0) slots_->Release(slot, worker_);
+    if ((kept_slots_ & 1u << slot) == 0) slots_->Release(slot, worker_);
   }
 
   // Makes lending_slot_ a slot of `table`, announced and in use. False: there is none.
@@ -494,7 +596,7 @@ class Lane {
   [[gnu::noinline]] bool PrepareSlow(const PageTable& table) noexcept {
     for (std::uint32_t slot = 0; slot < kSlotsPerRxSocket; slot++) {
       SlotView& view = views_[slot];
-      if (view.table != &table) continue;
+      if (view.table != &table || (kept_slots_ & 1u << slot) != 0) continue;
       if (view.outstanding != 0 || slots_->Rejoin(slot, worker_, table.binding())) {
         view.urefs = slots_->urefs(slot);  // other ones, if it had another name in between
         lending_slot_ = slot;
@@ -502,8 +604,8 @@ class Lane {
       }
       view = SlotView{};  // another binding has the slot now
     }
-    ReleaseRevoked();
-    const std::optional<std::uint32_t> slot = slots_->Acquire(worker_, table);
+    ReleaseKept();
+    const std::optional<std::uint32_t> slot = slots_->Acquire(worker_, table, kept_slots_);
     if (!slot) return false;
     lending_slot_ = *slot;
     views_[*slot] = SlotView{.outstanding = 0,
@@ -535,15 +637,16 @@ class Lane {
 
   // Takes a fragment back from a page that is not lent by us, which is refused, or that is
   // saturated: then its cell stays as it is. True if it was accepted.
-  [[gnu::noinline, gnu::cold]] bool ReturnRare(std::uint32_t owner, std::uint32_t cell,
+  [[gnu::noinline, gnu::cold]] bool ReturnRare(std::uint32_t slot, std::uint32_t owner,
+                                               std::uint32_t cell,
                                                std::atomic<std::uint32_t>& uref) noexcept {
     if (!PageTable::LentBy(owner, cell)) {
-      Refuse(NotLent(owner, cell));
+      Refuse(NotLent(slot, owner, cell));
       return false;
     }
     const std::uint32_t held = uref.load(std::memory_order_relaxed);
     if (held == 0) {
-      Refuse(Refusal::kNotHeld);
+      Refuse(Reason(slot, Refusal::kNotHeld));
       return false;
     }
     uref.store(held - 1, std::memory_order_relaxed);
@@ -552,8 +655,14 @@ class Lane {
 
   // Why a page is refused that is not LentBy() us. Its uref is not looked at: another worker
   // may lend the page now, and changes cell and uref one after the other.
-  static Refusal NotLent(std::uint32_t owner, std::uint32_t cell) noexcept {
-    return PageTable::Owner(cell) == owner ? Refusal::kNotHeld : Refusal::kWrongOwner;
+  Refusal NotLent(std::uint32_t slot, std::uint32_t owner, std::uint32_t cell) const noexcept {
+    const bool ours = PageTable::Owner(cell) == owner;
+    return Reason(slot, ours ? Refusal::kNotHeld : Refusal::kWrongOwner);
+  }
+
+  // Why a page is refused that is not held under `slot`: `reason`, or that it was taken back.
+  Refusal Reason(std::uint32_t slot, Refusal reason) const noexcept {
+    return (kept_slots_ & 1u << slot) != 0 ? Refusal::kStale : reason;
   }
 
   // Tokens from `i` on, as long as they are of `slot`. Moves `i` behind them.
@@ -579,12 +688,12 @@ class Lane {
       const std::uint32_t cell = cells[page].load(std::memory_order_relaxed);
       const std::uint32_t lent = cell - owner;  // 1 .. kMaxLent if we have lent it
       if (lent - 1 >= PageTable::kMaxLent - 1) [[unlikely]] {
-        refused += !ReturnRare(owner, cell, urefs[page].count);
+        refused += !ReturnRare(slot, owner, cell, urefs[page].count);
         continue;
       }
       const std::uint32_t held = urefs[page].count.load(std::memory_order_relaxed);
       if (held == 0) [[unlikely]] {
-        Refuse(Refusal::kNotHeld);
+        Refuse(Reason(slot, Refusal::kNotHeld));
         refused++;
         continue;
       }
@@ -609,16 +718,22 @@ class Lane {
   std::uint32_t published_ = 0;    // tail as the application knows it
   std::uint32_t head_seen_ = 0;    // how far the application was, when we last looked
   std::uint32_t return_head_ = 0;  // next returned token to read
-  std::uint32_t lending_slot_ = 0;
+  std::uint32_t lending_slot_ = kNoSlot;
   std::uint32_t time_high_ = 0;
   std::uint32_t rung_ = 0;
   std::uint32_t sweep_page_ = 0;
-  std::uint32_t events_ = 0;         // that wait for room
-  std::uint32_t revoked_slots_ = 0;  // a bit for each that is kept until the application knows
-  std::array<std::uint32_t, kSlotsPerRxSocket> revoked_at_;  // behind its kRevoked descriptor
+  std::uint32_t events_ = 0;  // that wait for room
+  // Slots of which pages were taken back, a bit for each: kept until the application knows, and
+  // nothing is outstanding under them.
+  std::uint32_t kept_slots_ = 0;
+  std::uint32_t expired_slots_ = 0;  // of those, by Expire()
+  std::uint32_t unread_slots_ = 0;   // of those, which the application does not know
+  std::array<std::uint32_t, kSlotsPerRxSocket> told_at_;     // behind the descriptor that says so
+  std::array<std::uint32_t, kSlotsPerRxSocket> expired_at_;  // as that says
   LaneCounters counters_;
-  std::array<Descriptor, 2 * kSlotsPerRxSocket> waiting_events_;
-  std::array<SlotView, kSlotsPerRxSocket> views_;
+  bool limit_told_ = false;
+  std::array<Descriptor, 4 * kSlotsPerRxSocket + 1> waiting_events_;
+  std::array<SlotView, kSlotsPerRxSocket + 1> views_;  // the last is that of kNoSlot
 };
 
 }  // namespace rxtoken

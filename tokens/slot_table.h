@@ -59,11 +59,13 @@ class SlotTable {
   }
 
   // A slot that names `table`'s binding and is in use by `worker`: one that named it
-  // before, else a fresh one, else the one released longest ago. Empty: all 32 have
-  // outstanding tokens, or the memory for its urefs cannot be had.
-  std::optional<std::uint32_t> Acquire(std::uint32_t worker, const PageTable& table) noexcept {
+  // before, else a fresh one, else the one released longest ago. Not one of `except`, a bit for
+  // each, which the worker uses. Empty: all 32 have outstanding tokens, or the memory for its
+  // urefs cannot be had.
+  std::optional<std::uint32_t> Acquire(std::uint32_t worker, const PageTable& table,
+                                       std::uint32_t except = 0) noexcept {
     for (std::uint32_t slot = 0; slot < kSlotsPerRxSocket; slot++) {
-      if (Rejoin(slot, worker, table.binding())) return slot;
+      if ((except & 1u << slot) == 0 && Rejoin(slot, worker, table.binding())) return slot;
     }
     for (UrefArray urefs;;) {
       std::optional<std::uint32_t> oldest;

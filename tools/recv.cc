@@ -329,6 +329,19 @@ class Window {
   std::vector<HeldToken> back_;
 };
 
+std::string Description(const BindingEvent& event) {
+  const std::string binding =
+      "binding with id " + std::to_string(static_cast<std::uint64_t>(event.binding));
+  switch (event.kind) {
+    case BindingEvent::Kind::kUnbound: return binding + " was unbound";
+    case BindingEvent::Kind::kRevoked: return binding + " was revoked";
+    case BindingEvent::Kind::kExpired: return binding + " was held too long";
+    case BindingEvent::Kind::kLowWater: return binding + " has few free pages";
+    case BindingEvent::Kind::kHeldLimit: return "all that may be held is held";
+  }
+  return binding;
+}
+
 Status ReceiveShared(const Ctl& ctl, const RecvOptions& options, Stopper& stopper, Output& output,
                      Totals& totals) {
   auto client = Client::Connect({.run_dir = ctl.run_dir});
@@ -354,9 +367,7 @@ Status ReceiveShared(const Ctl& ctl, const RecvOptions& options, Stopper& stoppe
     const auto received = rx->Receive(room, 20ms);
     if (!received.ok()) return received.status();
     for (const BindingEvent& event : rx->TakeEvents()) {
-      std::fprintf(stderr, "binding with id %llu was %s\n",
-                   static_cast<unsigned long long>(event.binding),
-                   event.kind == BindingEvent::Kind::kUnbound ? "unbound" : "revoked");
+      std::fprintf(stderr, "%s\n", Description(event).c_str());
     }
     const auto clock_offset =
         system_clock::now().time_since_epoch() - steady_clock::now().time_since_epoch();

@@ -500,6 +500,8 @@ void AddSocket(CLI::App& app, Ctl& ctl) {
             "migrate, or strict: while it is read, its rules change only by --force [migrate]",
             open_request, &Open::set_steering,
             {{"migrate", v1::STEERING_MIGRATE}, {"strict", v1::STEERING_STRICT}});
+  AddNumber(open, "--lease", "Milliseconds that it may hold a page, 100..3600000; 0: no limit [0]",
+            open_request, 0u, 3'600'000u, &Open::set_lease_ms);
 
   CLI::App& close =
       AddVerb(socket, "close", "Close a rx socket; its pages go back", "socket close s0");
@@ -554,12 +556,13 @@ std::string HoldTimeOf(const v1::RxSocketStatistics& statistics, std::uint64_t p
 }
 
 Table HolderTable(const auto& rx_sockets) {
-  Table table({"RX_SOCKET", "PAGES", "OLDEST_MS", "P50_US", "P99_US", "OF"});
+  Table table({"RX_SOCKET", "USER", "PAGES", "OLDEST_MS", "P50_US", "P99_US", "OF"});
   for (const v1::RxSocket& rx_socket : rx_sockets) {
     const v1::RxSocketStatistics& statistics = rx_socket.statistics();
     const v1::Held& held = statistics.held();
-    table.Add(rx_socket.name(), held.pages(), held.oldest_us() / 1000, HoldTimeOf(statistics, 50),
-              HoldTimeOf(statistics, 99), Joined(held.bindings(), [](const v1::HeldPages& pages) {
+    table.Add(rx_socket.name(), rx_socket.user(), held.pages(), held.oldest_us() / 1000,
+              HoldTimeOf(statistics, 50), HoldTimeOf(statistics, 99),
+              Joined(held.bindings(), [](const v1::HeldPages& pages) {
                 return pages.binding() + "=" + Percent(pages.pages(), pages.of_pages());
               }));
   }

@@ -252,6 +252,11 @@ Result<RxSocket> Client::OpenRxSocket(const RxSocketOptions& options) {
   request.set_outside(options.outside == Outside::kDrop ? v1::OUTSIDE_DROP : v1::OUTSIDE_COPY);
   request.set_steering(options.steering == Steering::kStrict ? v1::STEERING_STRICT
                                                              : v1::STEERING_MIGRATE);
+  using LeaseMs = std::numeric_limits<std::uint32_t>;
+  // What is out of range the daemon refuses, with the limits.
+  request.set_lease_ms(options.lease.count() < 0 || options.lease.count() > LeaseMs::max()
+                           ? LeaseMs::max()
+                           : static_cast<std::uint32_t>(options.lease.count()));
   v1::OpenRxSocketResponse response;
   const Status status = connection_->Call(connection_->rx_sockets,
                                           &v1::RxSockets::Stub::OpenRxSocket, request, &response);
@@ -304,6 +309,7 @@ Result<RxSocketStats> RxSocket::GetStats() const {
   stats.outstanding = from.outstanding();
   stats.waiting = from.waiting();
   stats.slots_in_use = from.slots_in_use();
+  stats.void_returns = impl_->receiver->void_returns();
   stats.drops = {from.drops().begin(), from.drops().end()};
   stats.refusals = {from.refusals().begin(), from.refusals().end()};
   return stats;

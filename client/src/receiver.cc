@@ -131,6 +131,8 @@ std::size_t Receiver::PollLane(Lane& lane, std::span<Message> out, Status& statu
                          (descriptor.flags & kMoreFragments) == 0 && lane.partial.empty();
       if (whole && Locate(lane, descriptor, next->first_)) [[likely]] {
         Begin(*next++, lane, descriptor);
+      } else if (descriptor.kind == DescriptorKind::kExpired && !Expire(lane, descriptor)) {
+        break;
       } else {
         if (TakeRare(lane, descriptor, *next, status)) next++;
         if (!status.ok()) break;
@@ -155,6 +157,7 @@ bool Receiver::Locate(Lane& lane, const Descriptor& descriptor, Fragment& fragme
   fragment.token_.token = token;
   fragment.token_.lane = lane.index;
   fragment.token_.epoch = slot.epoch;
+  fragment.token_.arrived = HoldClock(lane.time_high | descriptor.time_low);
   fragment.offset_ = descriptor.offset;
   fragment.length_ = descriptor.length;
   slot.received++;
@@ -187,6 +190,13 @@ void Receiver::Begin(Message& message, const Lane& lane, const Descriptor& first
       Revoke(lane, descriptor);
       Tell(BindingEvent::Kind::kRevoked, descriptor.binding);
       return false;
+    case DescriptorKind::kExpired:  // see Expire()
+      Tell(BindingEvent::Kind::kExpired, descriptor.binding);
+      return false;
+    case DescriptorKind::kLowWater:
+      Tell(BindingEvent::Kind::kLowWater, descriptor.binding);
+      return false;
+    case DescriptorKind::kHeldLimit: Tell(BindingEvent::Kind::kHeldLimit, 0); return false;
   }
   return false;  // news from a later minor version, which may be ignored
 }
@@ -289,6 +299,22 @@ void Receiver::Revoke(Lane& lane, const Descriptor& descriptor) {
                     lane.unsent.end());
 }
 
+// What is void must not lie in the return ring later than our place in the descriptor ring says
+// that we know it. So all that waits to be sent goes first, void or not: until then the daemon
+// refuses the void ones.
+bool Receiver::Expire(Lane& lane, const Descriptor& descriptor) {
+  std::lock_guard lock(mutex_);
+  if (!lane.unsent.empty()) Send(lane);
+  if (!lane.unsent.empty()) return false;
+  const std::uint8_t slot = descriptor.slot % kSlotsPerRxSocket;
+  if (lane.slots[slot].binding == descriptor.binding) EndSlot(lane, slot);
+  for (Former& former : lane.former) {
+    if (former.slot != slot || former.binding != descriptor.binding) continue;
+    former.expired_until = descriptor.expired_at;
+  }
+  return true;
+}
+
 bool Receiver::Sleep(steady_clock::time_point deadline) {
   bool all_sent;
   {
@@ -332,12 +358,13 @@ void Receiver::DrainDoorbell() {
 // wait for the one before it.
 class Receiver::Lot {
  public:
+  explicit Lot(Receiver& receiver) noexcept : receiver_(receiver) {}
   ~Lot() { Empty(); }
   void Add(Lane& lane, const HeldToken& held) noexcept {
     SlotReturns& slot = lane.returns[static_cast<std::size_t>(held.token.slot())];
     if (slot.epoch == held.epoch) [[likely]] {
       slot.returned++;
-    } else if (!TakeFormer(lane, held)) {
+    } else if (!receiver_.TakeFormer(lane, held)) {
       return;
     }
     if (&lane != lane_ || n_ == tokens_.size()) {
@@ -364,21 +391,33 @@ class Receiver::Lot {
     if (lane_) lane_->unsent.insert(lane_->unsent.end(), tokens_.begin(), tokens_.begin() + n_);
   }
 
+  Receiver& receiver_;
   Lane* lane_ = nullptr;
   std::size_t n_ = 0;
   std::array<std::uint32_t, kLot> tokens_;
 };
 
-std::vector<BindingEvent> Receiver::TakeEvents() {
-  const auto first = events_.begin() + static_cast<std::ptrdiff_t>(events_taken_);
-  events_taken_ = events_.size();
-  return {first, events_.end()};
+std::vector<BindingEvent> Receiver::TakeEvents() { return std::exchange(events_, {}); }
+
+std::uint64_t Receiver::void_returns() {
+  std::lock_guard lock(mutex_);
+  return void_returns_;
 }
 
-// Each lane says it; the application hears it once.
+// Each lane says it; the application hears it once. A binding ends once: ids only grow, and all
+// lanes say it at much the same time, so the oldest can be forgotten.
 void Receiver::Tell(BindingEvent::Kind kind, std::uint32_t binding) {
+  constexpr std::size_t kRemembered = 256;
   const BindingEvent event = {kind, BindingId{binding}};
-  if (std::find(events_.begin(), events_.end(), event) == events_.end()) events_.push_back(event);
+  bool told = false;
+  const bool revoked = kind == BindingEvent::Kind::kRevoked;
+  if (revoked || kind == BindingEvent::Kind::kUnbound) {
+    told = std::exchange(told_[binding][revoked], true);
+    if (told_.size() > kRemembered) told_.erase(told_.begin());
+  } else {
+    told = std::find(events_.begin(), events_.end(), event) != events_.end();
+  }
+  if (!told) events_.push_back(event);
 }
 
 bool Receiver::TakeFormer(Lane& lane, const HeldToken& token) noexcept {
@@ -386,15 +425,16 @@ bool Receiver::TakeFormer(Lane& lane, const HeldToken& token) noexcept {
     return it.epoch == token.epoch && SlotId{it.slot} == token.token.slot();
   });
   if (former == lane.former.end()) return false;  // given back before
-  const bool revoked = former->revoked;
+  const bool is_void = former->IsVoid(token);
+  void_returns_ += is_void;
   if (--former->held == 0) lane.former.erase(former);
-  return !revoked;
+  return !is_void;
 }
 
 void Receiver::Return(std::span<const HeldToken> tokens) noexcept {
   std::lock_guard lock(mutex_);
   {
-    Lot lot;
+    Lot lot(*this);
     for (const HeldToken& held : tokens) {
       if (held.lane < lanes_.size()) lot.Add(lanes_[held.lane], held);
     }
@@ -407,7 +447,7 @@ void Receiver::Return(std::span<Message> messages) noexcept {
   {
     std::lock_guard lock(mutex_);
     {
-      Lot lot;
+      Lot lot(*this);
       for (Message& message : messages) {
         if (message.owner_ == this) {
           lot.Add(LaneOf(message), message);
@@ -433,7 +473,7 @@ void Receiver::PutAside(Message& message) noexcept {
   {
     std::lock_guard lock(mutex_);
     Lane& lane = LaneOf(message);
-    Lot().Add(lane, message);
+    Lot(*this).Add(lane, message);
     forgotten_++;
     if (sleeping_ || lane.unsent.size() - lane.sent >= kLot) Send(lane);
     last = abandoned_ && forgotten_ == delivered_;

@@ -10,6 +10,7 @@
 // A slot names one binding after the other. When it ends to name one, because that was unbound
 // or revoked or the slot is mapped anew, its epoch is counted up, and what the application still
 // holds of it is looked after apart: its buffer stays mapped until the last of it is given back.
+// The same when a lease has ended: then the time of arrival says what of it is void.
 //
 // A Message holds a plain pointer to its Receiver, and the Receiver lives until its RxSocket
 // and the last message are gone. What is counted for that, the receiving thread counts on
@@ -27,6 +28,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -69,6 +71,8 @@ class Receiver {
   void Return(std::span<const HeldToken> tokens) noexcept;
   void Return(std::span<Message> messages) noexcept;
   void Flush() noexcept;
+  // Fragments that were given back, but not sent because they were void.
+  std::uint64_t void_returns();
 
   // Puts the fragments of one message aside, and sends when there are enough. Deletes this
   // if it was abandoned and that was the last message.
@@ -98,7 +102,12 @@ class Receiver {
     std::uint8_t slot;
     std::uint16_t epoch;
     std::uint32_t held;
-    bool revoked;  // not to be sent
+    bool revoked;                                     // not to be sent
+    std::optional<std::uint32_t> expired_until = {};  // nor what arrived by then, HoldClock()
+
+    bool IsVoid(const HeldToken& token) const noexcept {
+      return revoked || (expired_until && !IsAfter(token.arrived, *expired_until));
+    }
   };
 
   struct Lane {
@@ -136,6 +145,8 @@ class Receiver {
   void DropPartial(Lane& lane);
   Status MapSlot(Lane& lane, const Descriptor& descriptor);
   void Revoke(Lane& lane, const Descriptor& descriptor);
+  // False: what is to be sent has no room yet, and the descriptor must wait.
+  bool Expire(Lane& lane, const Descriptor& descriptor);
   void EndSlots(Lane& lane, std::uint32_t binding);
   void Tell(BindingEvent::Kind kind, std::uint32_t binding);
   // Sleeps until the doorbell rings or `deadline`. False if a signal was handled.
@@ -149,7 +160,7 @@ class Receiver {
   // Under mutex_:
   static void EndSlot(Lane& lane, std::uint8_t slot);
   // One fragment less of a former binding. True if it has to be sent.
-  static bool TakeFormer(Lane& lane, const HeldToken& token) noexcept;
+  bool TakeFormer(Lane& lane, const HeldToken& token) noexcept;
   void Send(Lane& lane) noexcept;
   bool SendAll() noexcept;  // false if something found no room
 
@@ -163,14 +174,16 @@ class Receiver {
   std::size_t first_lane_ = 0;   // where the next poll starts, so that no lane starves
   std::uint64_t delivered_ = 0;  // messages
   std::uint32_t empty_polls_ = 0;
-  std::vector<BindingEvent> events_;  // all there ever were; each binding has two at most
-  std::size_t events_taken_ = 0;
+  std::vector<BindingEvent> events_;  // that were not taken yet
+  // Of bindings that ended last, whether kUnbound and kRevoked were told.
+  std::map<std::uint32_t, std::array<bool, 2>> told_;
   Status ended_;  // not OK once there is nothing more to receive
 
   // -- returning half
   alignas(64) std::mutex mutex_;
   std::uint64_t forgotten_ = 0;  // messages that no longer point here
-  bool sleeping_ = false;        // the receiving thread cannot send what is put aside
+  std::uint64_t void_returns_ = 0;
+  bool sleeping_ = false;  // the receiving thread cannot send what is put aside
   bool abandoned_ = false;
 };
 

@@ -79,7 +79,8 @@ enum class Action {
   kClose,
   kRebind,
   kMove,
-  kTrim
+  kTrim,
+  kExpire
 };
 
 // Everything an operation does follows from its seed and the state it meets, so that a
@@ -92,7 +93,8 @@ struct Operation {
 // What has happened at least once, so that we know that the sequences get everywhere.
 struct Coverage {
   std::uint64_t lent = 0, returned = 0, no_room = 0, no_slot = 0, no_page = 0, announced = 0,
-                swept = 0, rebound = 0, trimmed = 0, all_returned = 0, all_refused = 0;
+                swept = 0, rebound = 0, trimmed = 0, all_returned = 0, all_refused = 0, expired = 0,
+                lease_lost = 0, event_waited = 0;
   std::array<std::uint64_t, kRefusals> refusals = {};
 };
 
@@ -170,6 +172,15 @@ struct TestLane {
   // model: tokens that are outstanding, and those that the application knows of
   std::map<std::uint32_t, std::uint32_t> held;
   std::vector<std::uint32_t> known;
+  std::map<std::uint32_t, std::uint32_t> lent_at;  // last, of tokens
+  // model: slots of which something expired, until the application knows and nothing is left
+  struct Kept {
+    std::uint32_t until;
+    std::optional<std::uint32_t> told_at;  // index behind the event, once that is written
+    bool unread;
+  };
+  std::map<std::uint32_t, Kept> kept;
+  std::deque<std::uint32_t> untold;  // slots whose event waits for room
   LaneCounters counters;
 
   std::uint64_t Outstanding(std::uint32_t slot) const {
@@ -185,6 +196,9 @@ struct TestLane {
     for (const auto& [token, count] : held) n += count;
     return n;
   }
+  bool lease_lost() const {
+    return std::any_of(kept.begin(), kept.end(), [](const auto& k) { return k.second.unread; });
+  }
   std::uint32_t tail() const { return consumed + static_cast<std::uint32_t>(unread.size()); }
 };
 
@@ -194,11 +208,12 @@ struct RxSocket {
       lanes.push_back(std::make_unique<TestLane>(w, &slots));
     }
   }
-  // Slots under which something is outstanding, on any lane.
+  // Slots under which something is outstanding, on any lane, or that one keeps.
   std::set<std::uint32_t> UsedSlots() const {
     std::set<std::uint32_t> used;
     for (const auto& lane : lanes) {
       for (const auto& [token, count] : lane->held) used.insert(token >> kPageBits);
+      for (const auto& [slot, kept] : lane->kept) used.insert(slot);
     }
     return used;
   }
@@ -229,6 +244,7 @@ class World {
     socket_ = random.Below(kRxSockets);
     worker_ = random.Below(kWorkers);
     this_worker = worker_;
+    written_ = 0;
     log_.str("");
     switch (operation.action) {
       case Action::kLend: Lend(random); break;
@@ -242,6 +258,10 @@ class World {
       case Action::kRebind: Rebind(random); break;
       case Action::kMove: Move(random); break;
       case Action::kTrim: Trim(); break;
+      case Action::kExpire: Expire(random); break;
+    }
+    for (const auto& rx_socket : rx_sockets_) {
+      for (const auto& lane : rx_socket->lanes) ReleaseKept(*lane);
     }
     if (recycler_.Take() != back_) Differ("pages that came back");
     back_.clear();
@@ -313,6 +333,12 @@ class World {
                            static_cast<std::uint8_t>(random.Below(8)),
                            static_cast<std::uint8_t>(random.Below(256))));
     }
+    if (to.lane.lease_lost() != to.lease_lost()) Differ("whether a lease was lost");
+    if ((to.lane.Allowance(7) == 0) != to.lease_lost()) Differ("allowance");
+    if (to.lease_lost()) {
+      coverage_->lease_lost++;
+      items.clear();
+    }
     if (!items.empty()) {
       const auto wanted = static_cast<std::uint32_t>(items.size());
       const std::uint32_t room = to.lane.Room(wanted);
@@ -345,7 +371,10 @@ class World {
       if (used.size() != kSlotsPerRxSocket) Differ("refused for want of a slot");
       for (const auto& lane : rx_sockets_[socket_]->lanes) {
         for (const auto& [token, count] : lane->held) {
-          if (lane->names[token >> kPageBits] == &binding) Differ("refused with a slot");
+          const std::uint32_t slot = token >> kPageBits;
+          if (lane->names[slot] == &binding && !to.kept.contains(slot)) {
+            Differ("refused with a slot");
+          }
         }
       }
       if (to.lane.unpublished() != unpublished) Differ("descriptors of a refused lend");
@@ -384,7 +413,8 @@ class World {
     if (descriptor.kind != DescriptorKind::kSlotMapped) return Differ("kind of announcement");
     if (descriptor.binding != binding.table.binding()) Differ("announced binding");
     for (const auto& lane : rx_sockets_[socket_]->lanes) {
-      const bool used = lane->Outstanding(descriptor.slot) != 0;
+      const bool kept = lane->kept.contains(descriptor.slot);
+      const bool used = lane->Outstanding(descriptor.slot) != 0 || kept;
       if (used && (lane.get() == &to || lane->names[descriptor.slot] != &binding)) {
         Differ("announced a slot that is in use");
       }
@@ -404,7 +434,9 @@ class World {
         (to.time_high << 32 | descriptor.time_low) != time) {
       Differ("a fragment's descriptor");
     }
+    if (to.kept.contains(slot)) Differ("lent under a slot that is kept");
     to.held[descriptor.token]++;
+    to.lent_at[descriptor.token] = HoldClock(time);
     to.counters.bytes += item.length;
     binding.pages[item.page].owner = worker_;
     binding.pages[item.page].lent++;
@@ -477,7 +509,7 @@ class World {
     for (const std::uint32_t token : tokens) {
       Refusal expected = ExpectedRefusal(to, token);
       if (expected == Refusal::kCount && held.at(token)-- == 0) {
-        expected = Refusal::kNotHeld;
+        expected = to.kept.contains(token >> kPageBits) ? Refusal::kStale : Refusal::kNotHeld;
         held.at(token) = 0;
       }
       const Refusal refusal = to.lane.Reserve(token);
@@ -647,6 +679,80 @@ class World {
     for (void* object : objects) binding.free.insert(Binding::Page(object));
   }
 
+  // Leases end of what is held under one slot, wherever the control thread looked.
+  void Expire(Random& random) {
+    TestLane& from = lane();
+    if (from.held.empty()) return;
+    const std::uint32_t slot = random.Pick(from.held).first >> kPageBits;
+    Binding& binding = *from.names.at(slot);
+    const std::uint32_t until = from.lent_at.at(random.Pick(from.held).first);
+    std::vector<std::uint32_t> pages;
+    for (std::uint32_t n = 1 + random.Below(60); pages.size() < n;) {
+      pages.push_back(random.Percent(80) ? random.Pick(from.held).first & (kMaxPagesPerBuffer - 1)
+                                         : random.Below(2000));
+    }
+    std::uint32_t expected = 0;
+    for (const std::uint32_t page : pages) {
+      const auto held = from.held.find(Token(slot, page));
+      if (held == from.held.end() || from.lent_at.at(held->first) > until) continue;
+      expected += held->second;
+      TakeBack(binding, held->first, held->second, back_);
+      from.held.erase(held);
+    }
+    const std::uint32_t unpublished = from.lane.unpublished();
+    if (from.lane.Expire(slot, binding.table.binding(), pages, until, recycler_) != expected) {
+      Differ("fragments that expired");
+    }
+    log_ << "expire " << expected << " of slot " << slot << " until " << until;
+    from.counters.returned += expected;
+    from.counters.revoked += expected;
+    coverage_->expired += expected;
+    if (expected != 0) {
+      const auto old = from.kept.find(slot);
+      if (old == from.kept.end() || old->second.until != until) {
+        from.kept[slot] = {.until = until, .told_at = {}, .unread = true};
+        if (std::find(from.untold.begin(), from.untold.end(), slot) == from.untold.end()) {
+          from.untold.push_back(slot);
+          WriteEvents(from);
+        }
+      }
+    }
+    if (from.lane.unpublished() - unpublished != written_) Differ("number of events");
+  }
+
+  // Those of the model, which must lie in the ring.
+  void WriteEvents(TestLane& to) {
+    SeeHead(to);
+    for (written_ = 0; !to.untold.empty() && to.tail() - to.head_seen != kEntries; written_++) {
+      const std::uint32_t slot = to.untold.front();
+      const Descriptor& event = to.rings.descriptors()->descriptors()[to.tail() & (kEntries - 1)];
+      if (event.kind != DescriptorKind::kExpired || event.slot != slot ||
+          event.expired_at != to.kept.at(slot).until) {
+        Differ("an event");
+      }
+      to.unread.push_back(event);
+      to.kept.at(slot).told_at = to.tail();
+      to.untold.pop_front();
+    }
+    coverage_->event_waited += to.untold.size();
+  }
+
+  // As the worker does it all the time.
+  static void ReleaseKept(TestLane& of) {
+    of.lane.slot_releases();
+    if (of.kept.empty() || !of.untold.empty()) return;
+    SeeHead(of);
+    for (auto& [slot, kept] : of.kept) {
+      if (static_cast<std::int32_t>(of.head_seen - *kept.told_at) >= 0) kept.unread = false;
+    }
+    if (of.rings.returns()->tail != of.rings.descriptors()->return_head) return;
+    std::erase_if(of.kept, [&](const auto& entry) {
+      const bool released = !entry.second.unread && of.Outstanding(entry.first) == 0;
+      if (released) of.names.erase(entry.first);
+      return released;
+    });
+  }
+
   // The memory of slots that are not used goes; nothing else happens.
   void Trim() {
     log_ << "trim";
@@ -683,15 +789,21 @@ class World {
     return token & (kMaxPagesPerBuffer - 1);
   }
 
-  static std::uint32_t ExpectedRoom(TestLane& to, std::uint32_t wanted) {
+  static void SeeHead(TestLane& to) {
+    const std::uint32_t head = to.rings.returns()->descriptor_head;
+    if (to.tail() - head <= to.tail() - to.head_seen) to.head_seen = head;
+  }
+
+  std::uint32_t ExpectedRoom(TestLane& to, std::uint32_t wanted) {
+    if (!to.untold.empty()) {
+      WriteEvents(to);
+      if (!to.untold.empty()) return 0;
+    }
     const auto room = [&] {
       const std::uint32_t free = kEntries - (to.tail() - to.head_seen);
       return std::min(wanted, free < 2 ? 0 : free - 2);
     };
-    if (room() < wanted) {
-      const std::uint32_t head = to.rings.returns()->descriptor_head;
-      if (to.tail() - head <= to.tail() - to.head_seen) to.head_seen = head;
-    }
+    if (room() < wanted) SeeHead(to);
     return room();
   }
 
@@ -700,12 +812,15 @@ class World {
     const Binding& binding = *from.names.at(token >> kPageBits);
     const std::uint32_t page = token & (kMaxPagesPerBuffer - 1);
     if (page >= binding.pages.size()) return Refusal::kOutOfRange;
-    if (binding.pages[page].owner != from.rings.descriptors()->worker) return Refusal::kWrongOwner;
-    return from.held.contains(token) ? Refusal::kCount : Refusal::kNotHeld;
+    if (from.held.contains(token)) return Refusal::kCount;
+    if (from.kept.contains(token >> kPageBits)) return Refusal::kStale;
+    const bool ours = binding.pages[page].owner == from.rings.descriptors()->worker;
+    return ours ? Refusal::kNotHeld : Refusal::kWrongOwner;
   }
   Refusal ExpectedRefusal(TestLane& from, std::uint32_t token) {
-    if (from.Outstanding(token >> kPageBits) == 0) return Refusal::kSlotNotInUse;
-    return ExpectedRefusalInSlot(from, token);
+    const std::uint32_t slot = token >> kPageBits;
+    if (from.Outstanding(slot) != 0) return ExpectedRefusalInSlot(from, token);
+    return from.kept.contains(slot) ? Refusal::kStale : Refusal::kSlotNotInUse;
   }
 
   // Does in the model what a return of `tokens` does; how many are accepted. Successive
@@ -717,7 +832,8 @@ class World {
       const std::uint32_t token = tokens[i];
       const std::uint32_t slot = token >> kPageBits;
       if (!in_use || slot != tokens[i - 1] >> kPageBits) in_use = from.Outstanding(slot) != 0;
-      const Refusal refusal = in_use ? ExpectedRefusalInSlot(from, token) : Refusal::kSlotNotInUse;
+      const Refusal refusal =
+          in_use ? ExpectedRefusalInSlot(from, token) : ExpectedRefusal(from, token);
       if (refusal != Refusal::kCount) {
         from.counters.refusals[static_cast<std::size_t>(refusal)]++;
         coverage_->refusals[static_cast<std::size_t>(refusal)]++;
@@ -748,6 +864,7 @@ class World {
     if (real.lent != at.counters.lent) Differ("fragments lent");
     if (real.bytes != at.counters.bytes) Differ("bytes lent");
     if (real.returned != at.counters.returned) Differ("fragments returned");
+    if (real.revoked != at.counters.revoked) Differ("fragments revoked");
     if (real.refusals != at.counters.refusals) Differ("refusals");
     if (at.lane.outstanding() != real.lent - real.returned) Differ("fragments outstanding");
   }
@@ -765,7 +882,7 @@ class World {
       for (const auto& lane : rx_socket.lanes) {
         if (lane->Outstanding(slot) != 0) binding = lane->names.at(slot);
       }
-      for (std::uint32_t page = 0; page < binding->pages.size(); page++) {
+      for (std::uint32_t page = 0; binding != nullptr && page < binding->pages.size(); page++) {
         const auto it = held.find(Token(slot, page));
         const std::uint32_t expected = it == held.end() ? 0 : it->second;
         if (rx_socket.slots.urefs(slot)[page].count != expected) Differ("a uref");
@@ -781,7 +898,8 @@ class World {
   // of the operation that is being done
   std::uint32_t socket_ = 0;
   std::uint32_t worker_ = 0;
-  std::vector<Back> back_;  // pages that the model expects back
+  std::vector<Back> back_;     // pages that the model expects back
+  std::uint32_t written_ = 0;  // events, by the last WriteEvents()
   std::string difference_;
   std::ostringstream log_;
 };
@@ -815,6 +933,8 @@ std::vector<Operation> Sequence(std::uint64_t seed) {
       action = Action::kTrim;
     } else if (dice < lend + 400) {
       action = Action::kReturnAll;
+    } else if (dice < lend + 405) {
+      action = Action::kExpire;
     }
     operations.push_back({action, random.Next()});
   }
@@ -903,13 +1023,16 @@ TEST(LaneModel, RandomSequencesDoWhatTheModelDoes) {
   EXPECT_NE(coverage.trimmed, 0u);
   EXPECT_NE(coverage.all_returned, 0u);
   EXPECT_NE(coverage.all_refused, 0u);
+  EXPECT_NE(coverage.expired, 0u);
+  EXPECT_NE(coverage.lease_lost, 0u);
+  EXPECT_NE(coverage.event_waited, 0u);
   for (std::size_t i = 0; i < kRefusals; i++) {
     if (static_cast<Refusal>(i) == Refusal::kBadRing) continue;  // not counted by token
     EXPECT_NE(coverage.refusals[i], 0u) << kRefusalNames[i];
   }
   std::printf(
       "lent %llu returned %llu swept %llu announced %llu no_room %llu no_slot %llu no_page %llu "
-      "rebound %llu\n",
+      "rebound %llu expired %llu\n",
       static_cast<unsigned long long>(coverage.lent),
       static_cast<unsigned long long>(coverage.returned),
       static_cast<unsigned long long>(coverage.swept),
@@ -917,7 +1040,8 @@ TEST(LaneModel, RandomSequencesDoWhatTheModelDoes) {
       static_cast<unsigned long long>(coverage.no_room),
       static_cast<unsigned long long>(coverage.no_slot),
       static_cast<unsigned long long>(coverage.no_page),
-      static_cast<unsigned long long>(coverage.rebound));
+      static_cast<unsigned long long>(coverage.rebound),
+      static_cast<unsigned long long>(coverage.expired));
 }
 
 }  // namespace

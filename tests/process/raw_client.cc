@@ -139,8 +139,7 @@ std::vector<RawFragment> RawClient::Poll() {
               static_cast<std::uint32_t>(PageToken::FromWire(descriptor.token).slot());
           fragments.push_back({descriptor.token, lane, slots_[lane][slot], descriptor.offset,
                                descriptor.length, (descriptor.flags & kMoreFragments) != 0});
-        } else if (descriptor.kind == DescriptorKind::kUnbound ||
-                   descriptor.kind == DescriptorKind::kRevoked) {
+        } else if (descriptor.kind != DescriptorKind::kTime) {
           events_.push_back(descriptor);
         }
       }

@@ -53,7 +53,7 @@ class RawClient {
 
   // All fragments that lie in the rings now.
   std::vector<RawFragment> Poll();
-  // kUnbound and kRevoked, as far as Poll() has come, since the last call.
+  // kUnbound, kRevoked and kExpired, as far as Poll() has come, since the last call.
   std::vector<Descriptor> TakeEvents() { return std::exchange(events_, {}); }
   // Any word, whether it is a token that we hold or not. Waits for room in the ring.
   void Return(std::uint32_t lane, std::span<const std::uint32_t> tokens);

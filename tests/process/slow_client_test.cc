@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,8 +16,6 @@
 
 namespace rxtoken::test {
 namespace {
-
-using testing::HasSubstr;
 
 constexpr std::uint64_t kPages = 4096;
 
@@ -68,10 +68,125 @@ TEST_F(SlowClient, IsSeenAmongTheHolders) {
     EXPECT_EQ(RunProgram(arguments, &output, &errors), 0) << errors;
   };
   holders({"--top", "2"});
-  EXPECT_THAT(output, testing::ContainsRegex("many +2048 .* b0=50.0%\nfew +41 .* b0=1.0%\n$"));
+  EXPECT_THAT(output, testing::ContainsRegex(
+                          "many +uid:[0-9]+ +2048 .* b0=50.0%\nfew +uid:[0-9]+ +41 .* b0=1.0%\n$"));
   holders({});
-  EXPECT_THAT(output, testing::ContainsRegex("none +0 +0 +[0-9]+ +[0-9]+ +-\n"));
+  EXPECT_THAT(output, testing::ContainsRegex("none +uid:[0-9]+ +0 +0 +[0-9]+ +[0-9]+ +-\n"));
   std::printf("%s", output.c_str());
+}
+
+TEST_F(SlowClient, IsToldOfItsLimitAndThatPagesGetFew) {
+  constexpr std::uint64_t kHeld = 500;
+  v1::OpenRxSocketRequest request;
+  request.set_name("greedy");
+  request.set_max_held_fragments(kHeld);
+  const auto greedy = Open(request, 5001);
+  const auto hoarder = Open("hoarder", 5002);
+  // The events that there are from now on, and no others.
+  const auto told = [](RawClient& client) {
+    std::vector<DescriptorKind> kinds;
+    EXPECT_TRUE(WaitUntil([&] {
+      client.Poll();
+      for (const Descriptor& event : client.TakeEvents()) kinds.push_back(event.kind);
+      return !kinds.empty();
+    }));
+    return kinds;
+  };
+  source.Send(5001, kHeld + 100);
+  EXPECT_THAT(told(*greedy), testing::ElementsAre(DescriptorKind::kHeldLimit));
+
+  source.Send(5002, kPages - kHeld - kPages / 10);
+  EXPECT_THAT(told(*hoarder), testing::ElementsAre(DescriptorKind::kLowWater));
+  EXPECT_THAT(told(*greedy), testing::ElementsAre(DescriptorKind::kLowWater));
+  EXPECT_EQ(daemon.GetRxSocket("hoarder").statistics().drops_size(), 0);
+}
+
+TEST_F(SlowClient, StoppedItLosesWhatItHoldsLongerThanItsLeaseAndOthersNothing) {
+  constexpr std::uint64_t kHeld = 1000;
+  constexpr std::uint64_t kLot = 64;
+  const auto arguments = [&](const std::string& name, std::uint16_t udp_port, std::uint64_t count) {
+    return std::vector<std::string>{
+        RXTOKEN_TEST_CLIENT,      "--run-dir", daemon.run_dir(),     "--name", name, "--udp-port",
+        std::to_string(udp_port), "--count",   std::to_string(count)};
+  };
+  std::vector<std::string> victims = arguments("victim", 5001, kHeld);
+  victims.insert(victims.end(), {"--lease-ms", "1000", "--keep"});
+  Process victim(victims);
+  ASSERT_FALSE(victim.WaitForLine("ready").empty());
+  source.Send(5001, kHeld);
+  ASSERT_TRUE(victim.WaitForLine("done").ends_with("errors=0"));
+  victim.Signal(SIGSTOP);
+  // Both streams are one, and the bystander's begins here.
+  const auto bystander = Open("bystander", 5002);
+  std::uint64_t sent = 0;
+  std::uint64_t received = 0;
+  EXPECT_TRUE(WaitUntil([&] {
+    source.Send(5001, 1);
+    source.Send(5002, kLot);
+    sent += kLot;
+    std::vector<std::uint32_t> tokens;
+    EXPECT_TRUE(WaitUntil([&] {
+      for (const RawFragment& fragment : bystander->Poll()) tokens.push_back(fragment.token);
+      return tokens.size() == kLot;
+    }));
+    received += tokens.size();
+    bystander->Return(0, tokens);
+    return daemon.GetRxSocket("victim").statistics().drops().contains("lease_lost") || HasFailure();
+  }));
+  EXPECT_EQ(received, sent);
+  EXPECT_TRUE(daemon.GetRxSocket("bystander").statistics().drops().empty());
+  // What it was sent before its lease ended expires as well.
+  EXPECT_TRUE(WaitUntil([&] { return daemon.GetBinding("b0").pages_free() == kPages; }));
+  const v1::RxSocketStatistics lost = daemon.GetRxSocket("victim", true).statistics();
+  EXPECT_GE(lost.revoked(), kHeld);
+  EXPECT_EQ(lost.outstanding(), 0u);
+  EXPECT_EQ(lost.audited_outstanding(), 0u);
+  EXPECT_EQ(lost.lent(), lost.revoked());
+
+  victim.Signal(SIGCONT);
+  victim.Tell("events");
+  EXPECT_EQ(victim.WaitForLine("expired"),
+            "expired " + std::to_string(daemon.GetBinding("b0").id()));
+  victim.Tell("return");
+  EXPECT_FALSE(victim.WaitForLine("returned").empty());
+  // Once it has read all about that, it is served again.
+  victim.Tell("more 1000000");
+  EXPECT_TRUE(WaitUntil([&] {
+    source.Send(5001, 1);
+    return daemon.GetRxSocket("victim").statistics().lent() > lost.lent();
+  }));
+}
+
+TEST_F(SlowClient, WhatItReturnsTooLateIsStale) {
+  constexpr std::uint64_t kHeld = 500;
+  v1::OpenRxSocketRequest request;
+  request.set_name("late");
+  request.set_lease_ms(100);
+  const auto late = Open(request, 5001);
+  const auto statistics = [&] { return daemon.GetRxSocket("late", true).statistics(); };
+  source.Send(5001, kHeld);
+  std::vector<std::uint32_t> tokens;
+  for (const RawFragment& fragment : late->Poll()) tokens.push_back(fragment.token);
+  EXPECT_EQ(tokens.size(), kHeld);
+  EXPECT_TRUE(WaitUntil([&] { return statistics().revoked() == kHeld; }));
+  EXPECT_EQ(daemon.GetBinding("b0").pages_free(), kPages);
+
+  late->Return(0, tokens);
+  EXPECT_TRUE(WaitUntil([&] { return statistics().refusals().contains("stale"); }));
+  EXPECT_TRUE(WaitUntil([&] { return statistics().refusals().at("stale") == kHeld; }));
+  EXPECT_EQ(statistics().slots_in_use(), 1u);
+
+  EXPECT_TRUE(late->Poll().empty());
+  const std::vector<Descriptor> events = late->TakeEvents();
+  EXPECT_FALSE(events.empty());
+  for (const Descriptor& event : events) {  // what came after the first look is another one
+    EXPECT_EQ(event.kind, DescriptorKind::kExpired);
+    EXPECT_EQ(event.binding, daemon.GetBinding("b0").id());
+  }
+  EXPECT_TRUE(WaitUntil([&] { return statistics().slots_in_use() == 0; }));
+  source.Send(5001, 1);
+  EXPECT_EQ(statistics().outstanding(), 1u);
+  EXPECT_EQ(statistics().audited_outstanding(), 1u);
 }
 
 }  // namespace

@@ -50,6 +50,7 @@ struct Options {
   int vlan = -1;
   std::uint16_t destination_port = 0;
   std::uint32_t ring_entries = kDefaultRingEntries;
+  std::uint32_t lease_ms = 0;
   std::uint32_t page_bytes = kDefaultPageBytes;
   std::string source;  // address that every message must have
   Stream stream;
@@ -184,7 +185,9 @@ class Checker {
 RxSocket OpenRxSocket(Client& client, const Options& options) {
   RxSocket rx_socket =
       OrDie(options.secret.empty()
-                ? client.OpenRxSocket({.name = options.name, .ring_entries = options.ring_entries})
+                ? client.OpenRxSocket({.name = options.name,
+                                       .ring_entries = options.ring_entries,
+                                       .lease = std::chrono::milliseconds(options.lease_ms)})
                 : client.AttachRxSocket(options.name, options.secret));
   if (options.secret.empty()) OrDie(client.AddFlow(options.match, rx_socket));
   std::puts("ready");
@@ -249,8 +252,10 @@ void Run(const Options& options) {
       std::vector<BindingEvent> events;
       while ((events = rx_socket.TakeEvents()).empty()) receive();
       for (const BindingEvent& event : events) {
-        std::printf("%s %lu\n", event.kind == BindingEvent::Kind::kUnbound ? "unbound" : "revoked",
-                    static_cast<std::uint64_t>(event.binding));
+        constexpr const char* kNames[] = {"unbound", "revoked", "expired", "low-water",
+                                          "held-limit"};
+        const char* const what = kNames[static_cast<std::size_t>(event.kind)];
+        std::printf("%s %lu\n", what, static_cast<std::uint64_t>(event.binding));
       }
     } else if (command == "check") {
       const std::uint64_t errors = checker.errors();
@@ -291,6 +296,7 @@ int main(int argc, char** argv) {
   app.add_option("--vlan", options.vlan);
   app.add_option("--udp-port", options.destination_port);
   app.add_option("--ring-entries", options.ring_entries);
+  app.add_option("--lease-ms", options.lease_ms);
   app.add_option("--page-bytes", options.page_bytes);
   app.add_option("--source", options.source);
   app.add_option("--seed", options.stream.seed);

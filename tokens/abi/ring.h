@@ -33,7 +33,7 @@ namespace rxtoken {
 
 inline constexpr std::uint32_t kAbiMagic = 0x4B54'5852;  // "RXTK"
 inline constexpr std::uint16_t kAbiMajor = 1;            // other value: refuse
-inline constexpr std::uint16_t kAbiMinor = 0;            // higher value: ignore what is new
+inline constexpr std::uint16_t kAbiMinor = 1;            // higher value: ignore what is new
 
 enum class DescriptorKind : std::uint8_t {
   kFragment = 1,    // a piece of a message, lent
@@ -41,7 +41,30 @@ enum class DescriptorKind : std::uint8_t {
   kTime = 3,        // from here on arrival times have `time_high` as upper half
   kUnbound = 4,     // `binding` was unbound: nothing more of it will come on this lane
   kRevoked = 5,     // the tokens of this lane's `slot` are void; their pages were taken back
+  // The lease of fragments of this lane's `slot`, which names `binding`, has ended: those that
+  // arrived at `expired_at` or before are void. The slot's other tokens stay good, but nothing
+  // more is lent under it until it is mapped again; and nothing at all is lent on this lane until
+  // this descriptor is consumed. What is void must not be put into the return ring after that.
+  kExpired = 6,
+  // Of `binding`, of which this lane holds something, less than an eighth of the pages are free.
+  // Said again only after a quarter was.
+  kLowWater = 7,
+  // max_held_fragments are outstanding on this lane, and what arrives for it is not lent. Said
+  // again only after half of them have come back.
+  kHeldLimit = 8,
 };
+
+// The clock by which it is seen for how long a page is held: a tick is 65.5 us. It wraps after
+// three days; a difference, as a signed number, holds for half of that.
+constexpr std::uint32_t HoldClock(std::uint64_t time_ns) noexcept {
+  return static_cast<std::uint32_t>(time_ns >> 16);
+}
+constexpr std::uint64_t HoldClockNs(std::uint32_t ticks) noexcept {
+  return std::uint64_t{ticks} << 16;
+}
+constexpr bool IsAfter(std::uint32_t ticks, std::uint32_t other) noexcept {
+  return static_cast<std::int32_t>(ticks - other) > 0;
+}
 
 // Flags of a kFragment descriptor.
 inline constexpr std::uint8_t kMoreFragments = 1u << 0;  // the message goes on in the next one
@@ -56,16 +79,19 @@ struct Descriptor {
   // in front of which it lies on the same page; the source address is read from there.
   // 0: no IP header was recognised.
   std::uint8_t ip_header_distance;
-  std::uint8_t slot;  // kSlotMapped, kRevoked
+  std::uint8_t slot;  // kSlotMapped, kRevoked, kExpired
   union {
     std::uint32_t token;      // kFragment: PageToken::wire()
-    std::uint32_t binding;    // kSlotMapped, kUnbound, kRevoked: id, never reused while the
-                              // daemon runs
+    std::uint32_t binding;    // kSlotMapped, kUnbound, kRevoked, kExpired, kLowWater: id, never
+                              // reused while the daemon runs
     std::uint32_t time_high;  // kTime
   };
-  std::uint16_t offset;    // kFragment: bytes from the start of the page
-  std::uint16_t length;    // kFragment: bytes; 0 for an empty datagram
-  std::uint32_t time_low;  // kFragment: lower half of the arrival time, CLOCK_MONOTONIC ns
+  std::uint16_t offset;  // kFragment: bytes from the start of the page
+  std::uint16_t length;  // kFragment: bytes; 0 for an empty datagram
+  union {
+    std::uint32_t time_low;    // kFragment: lower half of the arrival time, CLOCK_MONOTONIC ns
+    std::uint32_t expired_at;  // kExpired: HoldClock() of that clock
+  };
 };
 static_assert(sizeof(Descriptor) == 16);
 static_assert(offsetof(Descriptor, token) == 4);

@@ -30,7 +30,8 @@ class Receiver;
 struct HeldToken {
   PageToken token = PageToken::FromWire(0);
   std::uint8_t lane = 0;
-  std::uint16_t epoch = 0;  // which of the bindings that the token's slot has named on that lane
+  std::uint16_t epoch = 0;    // which of the bindings that the token's slot has named on that lane
+  std::uint32_t arrived = 0;  // by HoldClock(), to see whether its lease has ended
 };
 
 // A piece of a message that lies on one page.

@@ -90,6 +90,9 @@ struct RxSocketOptions {
   std::vector<std::string> bindings = {};  // that it may use, by name; empty: any
   Outside outside = Outside::kCopy;
   Steering steering = Steering::kMigrate;
+  // 100 ms..1 h that a page may be held, from the arrival of the last frame on it that was lent;
+  // what is held longer is taken back, see BindingEvent::Kind::kExpired. 0: no limit.
+  std::chrono::milliseconds lease = {};
 };
 
 inline constexpr std::uint8_t kTcp = 6;
@@ -120,7 +123,7 @@ struct FlowOptions {
 // Whether a flow rule is changed although a RxSocket that it delivers to is Steering::kStrict.
 enum class Force { kNo, kYes };
 
-// What happened to a binding that a RxSocket was lent pages of.
+// What happened to a binding that a RxSocket was lent pages of, or to the RxSocket.
 struct BindingEvent {
   enum class Kind {
     // It was unbound. What is held can be read and given back as before. What other workers
@@ -129,9 +132,19 @@ struct BindingEvent {
     // Its drain timeout has passed, and what was held was taken back. It can be read until it
     // is given back here, which sends nothing any more.
     kRevoked,
+    // Fragments were held longer than RxSocketOptions::lease and were taken back: their payload
+    // may change from now on. They are those of messages whose arrival_mono() lies that far back;
+    // giving them back sends nothing.
+    kExpired,
+    // Less than an eighth of its pages are free, and this RxSocket holds some. Again only after
+    // a quarter was free.
+    kLowWater,
+    // On some worker, RxSocketOptions::max_held_fragments are held, and what arrives is dropped.
+    // Again only after half of them were given back.
+    kHeldLimit,
   };
   Kind kind;
-  BindingId binding;
+  BindingId binding;  // 0 with kHeldLimit
 
   friend bool operator==(const BindingEvent&, const BindingEvent&) = default;
 };
@@ -148,6 +161,7 @@ struct RxSocketStats {
   std::uint64_t outstanding = 0;
   std::uint64_t waiting = 0;  // for one of the 32 slots
   std::uint32_t slots_in_use = 0;
+  std::uint64_t void_returns = 0;                 // fragments that were void, and not sent
   std::map<std::string, std::uint64_t> drops;     // messages
   std::map<std::string, std::uint64_t> refusals;  // tokens
 };
@@ -188,7 +202,7 @@ class RxSocket {
   Result<std::span<Message>> Receive(std::span<Message> out, std::chrono::nanoseconds timeout);
 
   // What happened to bindings since the last call, as far as Receive() has come: each event of
-  // each binding once.
+  // each binding once, but those that can come again whenever there was something new.
   //
   // Thread-safety: as Receive(), and not while it runs.   Blocks: never.
   std::vector<BindingEvent> TakeEvents();

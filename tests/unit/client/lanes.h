@@ -63,17 +63,26 @@ class TestLane {
     descriptor.binding = binding;
     Publish(descriptor);
   }
-  void Unbind(std::uint32_t binding) {
+  void Tell(DescriptorKind kind, std::uint32_t binding) {
     Descriptor descriptor = {};
-    descriptor.kind = DescriptorKind::kUnbound;
+    descriptor.kind = kind;
     descriptor.binding = binding;
     Publish(descriptor);
   }
+  void Unbind(std::uint32_t binding) { Tell(DescriptorKind::kUnbound, binding); }
   void Revoke(std::uint8_t slot, std::uint32_t binding) {
     Descriptor descriptor = {};
     descriptor.kind = DescriptorKind::kRevoked;
     descriptor.slot = slot;
     descriptor.binding = binding;
+    Publish(descriptor);
+  }
+  void Expire(std::uint8_t slot, std::uint32_t binding, std::uint32_t until) {
+    Descriptor descriptor = {};
+    descriptor.kind = DescriptorKind::kExpired;
+    descriptor.slot = slot;
+    descriptor.binding = binding;
+    descriptor.expired_at = until;
     Publish(descriptor);
   }
   void SetTime(std::uint32_t time_high) {

@@ -314,6 +314,19 @@ TEST_F(BindingsEnd, EachEventIsTakenOnceWhateverLaneSaysIt) {
   EXPECT_THAT(socket.receiver().TakeEvents(), IsEmpty());
 }
 
+TEST_F(BindingsEnd, WhatCanComeAgainIsToldAgainOnceItWasTaken) {
+  constexpr BindingEvent kLowWater = {BindingEvent::Kind::kLowWater, BindingId{kBinding}};
+  constexpr BindingEvent kHeldLimit = {BindingEvent::Kind::kHeldLimit, BindingId{0}};
+  for (int i = 0; i < 2; i++) {
+    for (const std::size_t lane : {0, 1, 0}) {
+      socket.lane(lane).Tell(DescriptorKind::kLowWater, kBinding);
+      socket.lane(lane).Tell(DescriptorKind::kHeldLimit, 0);
+    }
+    Poll();
+    EXPECT_THAT(socket.receiver().TakeEvents(), ElementsAre(kLowWater, kHeldLimit));
+  }
+}
+
 TEST_F(BindingsEnd, AnEventEndsTheWaitInWhichItComes) {
   std::thread worker([&] {
     while (!socket.lane().waited_for()) std::this_thread::yield();
@@ -495,6 +508,135 @@ TEST_F(BindingsEnd, ATokenThatWasGivenBackDoesNotTouchTheNextBindingOfItsSlot) {
 
   socket.receiver().Return(std::span(&token, 1));
   EXPECT_THAT(Returned(), IsEmpty());
+}
+
+// ---- the end of leases -----------------------------------------------------------------
+
+constexpr BindingEvent kExpired = {BindingEvent::Kind::kExpired, BindingId{kBinding}};
+
+class LeasesEnd : public BindingsEnd {
+ protected:
+  // A message on `page`, through slot 3, that arrived at a time of HoldClock().
+  Message ReceiveAt(std::uint32_t ticks, std::uint32_t page) {
+    if (!std::exchange(mapped_, true)) socket.lane().MapSlot(3, kBinding);
+    socket.lane().SetTime(ticks >> 16);
+    socket.lane().Lend(Token(page, 3), 0, 1, 0, 0, ticks << 16);
+    std::vector<Message> messages(1);
+    EXPECT_THAT(socket.ReceiveNow(messages), SizeIs(1));
+    return std::move(messages[0]);
+  }
+
+ private:
+  bool mapped_ = false;
+};
+
+TEST_F(LeasesEnd, WhatArrivedByThenIsNotSentAndTheRestIs) {
+  Message old = ReceiveAt(99, 1);
+  Message older = ReceiveAt(100, 2);
+  Message young = ReceiveAt(101, 3);
+  Message by_hand = ReceiveAt(102, 4);
+  const HeldToken token = by_hand.fragments()[0].token();
+  by_hand.Release();
+
+  socket.lane().Expire(3, kBinding, 100);
+  Poll();
+  EXPECT_THAT(socket.receiver().TakeEvents(), ElementsAre(kExpired));
+
+  EXPECT_EQ(old.payload().data(), socket.page(1)) << "still mapped";
+  old.Return();
+  older.Return();
+  EXPECT_THAT(Returned(), IsEmpty());
+  EXPECT_EQ(socket.receiver().void_returns(), 2u);
+  young.Return();
+  EXPECT_THAT(Returned(), ElementsAre(Token(3, 3).wire()));
+  EXPECT_EQ(socket.mappings(), 1);
+  socket.receiver().Return(std::span(&token, 1));
+  EXPECT_THAT(Returned(), ElementsAre(Token(4, 3).wire()));
+  EXPECT_EQ(socket.mappings(), 0);
+}
+
+TEST_F(LeasesEnd, TheRestMayExpireLater) {
+  Message first = ReceiveAt(100, 1);
+  Message second = ReceiveAt(200, 2);
+  Message third = ReceiveAt(300, 3);
+  socket.lane().Expire(3, kBinding, 150);
+  Poll();
+  socket.lane().Expire(3, kBinding, 250);
+  Poll();
+  EXPECT_THAT(socket.receiver().TakeEvents(), ElementsAre(kExpired)) << "nobody took it before";
+
+  first.Return();
+  second.Return();
+  third.Return();
+  EXPECT_THAT(Returned(), ElementsAre(Token(3, 3).wire()));
+  EXPECT_EQ(socket.receiver().void_returns(), 2u);
+}
+
+TEST_F(LeasesEnd, EachTimeIsTold) {
+  for (std::uint32_t i = 1; i < 4; i++) {
+    const Message message = ReceiveAt(i, 1);
+    socket.lane().Expire(3, kBinding, i);
+    Poll();
+    EXPECT_THAT(socket.receiver().TakeEvents(), ElementsAre(kExpired));
+    socket.lane().MapSlot(3, kBinding);
+  }
+}
+
+TEST_F(LeasesEnd, VoidTokensDoNotTouchWhatTheirSlotIsUsedForNext) {
+  Message old = ReceiveAt(100, 1);
+  socket.lane().Expire(3, kBinding, 100);
+  socket.lane().MapSlot(3, kBinding);
+  Message next = ReceiveAt(200, 1);
+
+  old.Return();
+  EXPECT_THAT(Returned(), IsEmpty());
+  next.Return();
+  EXPECT_THAT(Returned(), ElementsAre(Token(1, 3).wire()));
+}
+
+TEST_F(LeasesEnd, AnotherSlotOrLaneIsNotTouched) {
+  socket.lane(1).MapSlot(3, kBinding);
+  socket.lane().MapSlot(4, kBinding);
+  socket.lane(1).Lend(Token(1, 3), 0, 1);
+  socket.lane(0).Lend(Token(2, 4), 0, 1);
+  std::vector<Message> messages(2);
+  EXPECT_THAT(socket.ReceiveNow(messages), SizeIs(2));
+  socket.lane(0).Expire(3, kBinding, 100);
+  Poll();
+
+  messages.clear();
+  socket.receiver().Flush();
+  EXPECT_THAT(socket.lane(1).TakeReturned(), ElementsAre(Token(1, 3).wire()));
+  EXPECT_THAT(socket.lane(0).TakeReturned(), ElementsAre(Token(2, 4).wire()));
+}
+
+// The daemon takes it that all that comes before this is known is void or was lent before, and
+// refuses what is void.
+TEST_F(LeasesEnd, TheNewsWaitUntilAllIsSentThatWasGivenBackBefore) {
+  for (std::uint32_t i = 0; i < kMinRingEntries + 2; i++) ReceiveAt(100 + i, 1).Return();
+  socket.lane().Expire(3, kBinding, 1000);
+  socket.lane().Unbind(kBinding + 1);
+  Poll();
+  Poll();
+  EXPECT_THAT(socket.receiver().TakeEvents(), IsEmpty());
+  EXPECT_EQ(socket.lane().backlog(), 2u);
+
+  EXPECT_THAT(Returned(), SizeIs(kMinRingEntries));
+  Poll();
+  EXPECT_THAT(Returned(), SizeIs(2));
+  EXPECT_THAT(socket.receiver().TakeEvents(), SizeIs(2));
+  EXPECT_EQ(socket.lane().backlog(), 0u);
+}
+
+TEST_F(BindingsEnd, OnlyTheBindingsThatEndedLastAreRemembered) {
+  for (std::uint32_t binding = 1; binding <= 3000; binding++) {
+    for (std::size_t lane = 0; lane < 2; lane++) {
+      socket.lane(lane).Unbind(binding);
+      socket.lane(lane).Revoke(0, binding);
+      Poll();
+    }
+    EXPECT_THAT(socket.receiver().TakeEvents(), SizeIs(2));
+  }
 }
 
 // ---- giving back -----------------------------------------------------------------------

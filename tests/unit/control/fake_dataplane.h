@@ -180,6 +180,10 @@ class FakeDataplane : public Dataplane {
     return info;
   }
   Result<HeldInfo> GetHeld(std::uint64_t) override { return held; }
+  Result<std::uint64_t> Expire(std::uint64_t rx_socket) override {
+    calls.push_back("Expire " + sockets.at(rx_socket).options.name);
+    return 8;
+  }
 
   void ChangeRules(std::span<const std::uint64_t> gone, std::span<const FlowRule> set) override {
     for (const std::uint64_t id : gone) {

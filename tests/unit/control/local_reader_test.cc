@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <cstdint>
 #include <string>
 
 #include "tests/unit/control/fake_dataplane.h"
@@ -118,9 +120,39 @@ TEST_F(LocalReaderTest, RevokedTokensAreNotReturned) {
   EXPECT_EQ(batch_.messages_size(), 2);
   ASSERT_EQ(batch_.events_size(), 1);
   EXPECT_EQ(batch_.events(0).binding(), binding_);
-  EXPECT_TRUE(batch_.events(0).revoked());
+  EXPECT_EQ(batch_.events(0).kind(), v1::BindingEvent::KIND_REVOKED);
   reader_->Settle(true);
   EXPECT_THAT(dataplane_.DrainReturns(rx_socket_), ElementsAre(1u << 27 | 4));
+}
+
+TEST_F(LocalReaderTest, AllThatWasReadGoesBackBeforeTheEndOfALeaseIsTaken) {
+  MapSlot();
+  const auto now =
+      static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+  dataplane_.Lend(rx_socket_, binding_, 3, 0, "x");
+  Descriptor expired = {};
+  expired.kind = DescriptorKind::kExpired;
+  expired.slot = 0;
+  expired.binding = static_cast<std::uint32_t>(binding_);
+  expired.expired_at = HoldClock(now);
+  dataplane_.Publish(rx_socket_, expired);
+  Read();
+  EXPECT_EQ(batch_.messages_size(), 1);
+  EXPECT_EQ(batch_.events_size(), 0);
+  reader_->Settle(true);
+  EXPECT_THAT(dataplane_.DrainReturns(rx_socket_), ElementsAre(3));
+
+  Read();
+  ASSERT_EQ(batch_.events_size(), 1);
+  const v1::BindingEvent& event = batch_.events(0);
+  EXPECT_EQ(event.binding(), binding_);
+  EXPECT_EQ(event.kind(), v1::BindingEvent::KIND_EXPIRED);
+  EXPECT_EQ(event.expired_slot(), 0u);
+  // The tick has an end, which may not have come yet.
+  const auto wall = std::chrono::system_clock::now().time_since_epoch();
+  EXPECT_NEAR(static_cast<double>(event.expired_until().seconds()),
+              static_cast<double>(std::chrono::duration_cast<std::chrono::seconds>(wall).count()),
+              60);
 }
 
 TEST_F(LocalReaderTest, TokensThatFoundNoRoomBeforeTheyWereRevokedAreNotReturned) {

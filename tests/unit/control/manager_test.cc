@@ -12,6 +12,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
 using testing::Pair;
 
 constexpr uid_t kAlice = 4001;
@@ -352,6 +353,40 @@ TEST_F(ManagerTest, ARxSocketIsOpenedWithItsOptions) {
   manager_.ReapBindings();
   EXPECT_THAT(Call(&Manager::ListRxSockets, v1::ListRxSocketsRequest())->rx_sockets(0).bindings(),
               ElementsAre("a"));
+}
+
+TEST_F(ManagerTest, LeasesAreLookedAtFourTimesInTheirTime) {
+  EXPECT_FALSE(manager_.ExpireLeases());
+  ASSERT_TRUE(Open("none").ok());
+  EXPECT_FALSE(manager_.ExpireLeases());
+  v1::OpenRxSocketRequest request;
+  request.set_name("s");
+  request.set_lease_ms(400);
+  EXPECT_EQ(Call(&Manager::OpenRxSocket, request)->rx_socket().lease_ms(), 400u);
+  EXPECT_EQ(dataplane_.sockets.rbegin()->second.options.lease_ns, 400'000'000u);
+  const auto expired = [&] { return std::exchange(dataplane_.calls, {}); };
+
+  EXPECT_TRUE(manager_.ExpireLeases());
+  EXPECT_THAT(expired(), ElementsAre("Expire s"));
+  now_ += std::chrono::milliseconds(99);
+  EXPECT_TRUE(manager_.ExpireLeases());
+  EXPECT_THAT(expired(), IsEmpty());
+  now_ += std::chrono::milliseconds(1);
+  EXPECT_TRUE(manager_.ExpireLeases());
+  EXPECT_THAT(expired(), ElementsAre("Expire s"));
+  ASSERT_TRUE(Close("s").ok());
+  EXPECT_FALSE(manager_.ExpireLeases());
+}
+
+TEST_F(ManagerTest, ALeaseHasLimits) {
+  for (const std::uint32_t lease : {1u, 99u, 3'600'001u}) {
+    v1::OpenRxSocketRequest request;
+    request.set_name("s");
+    request.set_lease_ms(lease);
+    const Status status = Call(&Manager::OpenRxSocket, request).status();
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr("100 to 3600000"));
+  }
 }
 
 TEST_F(ManagerTest, SaysOnRequestWhatARxSocketHolds) {

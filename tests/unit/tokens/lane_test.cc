@@ -829,6 +829,34 @@ TEST_F(LaneTest, AnApplicationThatKnowsABindingIsToldOfItsEnd) {
   EXPECT_EQ(Return({Token(0, 1)}), 1u) << "what is held stays returnable";
 }
 
+TEST_F(LaneTest, WhoHoldsPagesOfABindingIsToldThatFewAreFree) {
+  EXPECT_FALSE(lane().LowWater(table_));
+  Lend(table_, {Item(1)});
+
+  EXPECT_TRUE(lane().LowWater(table_));
+  EXPECT_FALSE(lane().LowWater(other_table_));
+  lane().Publish();
+  const std::vector<Descriptor> read = ReadAll(reader());
+  ASSERT_EQ(read.size(), 1u);
+  EXPECT_EQ(read[0].kind, DescriptorKind::kLowWater);
+  EXPECT_EQ(read[0].binding, table_.binding());
+  EXPECT_EQ(Return({Token(0, 1)}), 1u);
+  EXPECT_FALSE(lane().LowWater(table_)) << "it holds nothing of it any more";
+}
+
+TEST_F(LaneTest, WhatIsToldAgainWithoutRoomIsOneEvent) {
+  Lend(table_, {Item(1)});
+  const LendItem item = Item(2);
+  while (lane().Room(1) != 0) lane().Lend(table_, {&item, 1}, kTime);
+  for (int i = 0; i < 1000; i++) EXPECT_TRUE(lane().LowWater(table_));
+  lane().Publish();
+  ReadAll(reader());
+  EXPECT_TRUE(lane().WriteEvents());
+  lane().Publish();
+  const std::vector<Descriptor> read = ReadAll(reader());
+  EXPECT_LE(read.size(), 1u) << "besides those that the last places took";
+}
+
 TEST_F(LaneTest, RevokingTakesOneBindingsFragmentsBack) {
   Lend(table_, {Item(1), Item(2), Item(2)});
   Lend(other_table_, {Item(1)});
@@ -846,7 +874,7 @@ TEST_F(LaneTest, RevokingTakesOneBindingsFragmentsBack) {
   EXPECT_EQ(read[0].kind, DescriptorKind::kRevoked);
   EXPECT_EQ(read[0].slot, 0u);
   EXPECT_EQ(read[0].binding, table_.binding());
-  ExpectRefused(Token(0, 1), Refusal::kSlotNotInUse);
+  ExpectRefused(Token(0, 1), Refusal::kStale);
   EXPECT_EQ(Return({Token(1, 1)}), 1u);
 }
 
@@ -893,6 +921,189 @@ TEST_F(LaneTest, ARevokedSlotIsKeptUntilTheApplicationKnows) {
   EXPECT_EQ(Drain(), 1u);
   EXPECT_EQ(lane().slot_releases(), releases + 1);
   EXPECT_EQ(socket_.slots.in_use(), 0u);
+}
+
+// ---- leases ----------------------------------------------------------------------------------
+
+// Of bindings 7 and 8, one worker.
+class LeaseTest : public LaneTest {
+ protected:
+  static constexpr std::uint64_t At(std::uint32_t ticks) { return HoldClockNs(ticks); }
+  // Pages that the control thread found, some of which it may be wrong about.
+  std::uint64_t Expire(std::vector<std::uint32_t> pages, std::uint32_t until,
+                       std::uint32_t slot = 0, std::uint32_t binding = 7) {
+    const std::uint64_t expired = lane().Expire(slot, binding, pages, until, recycler_);
+    lane().Publish();
+    return expired;
+  }
+  std::vector<Descriptor> Read() { return ReadAll(reader()); }
+};
+
+TEST_F(LeaseTest, TakesBackWhatIsOldAndSaysSo) {
+  Lend(table_, {Item(1), Item(2), Item(2)}, At(100));
+  Lend(table_, {Item(3)}, At(101));
+
+  EXPECT_EQ(Expire({1, 2, 3, 4, kPages}, 100), 3u);
+
+  EXPECT_THAT(recycler_.pages(7), ElementsAre(1, 2));
+  EXPECT_EQ(lane().counters().revoked, 3u);
+  EXPECT_EQ(lane().counters().returned, 3u);
+  EXPECT_EQ(lane().outstanding(), 1u);
+  EXPECT_EQ(lane().Audit(), 1u);
+  const std::vector<Descriptor> read = Read();
+  ASSERT_EQ(read.size(), 1u);
+  EXPECT_EQ(read[0].kind, DescriptorKind::kExpired);
+  EXPECT_EQ(read[0].slot, 0u);
+  EXPECT_EQ(read[0].binding, 7u);
+  EXPECT_EQ(read[0].expired_at, 100u);
+  ExpectRefused(Token(0, 1), Refusal::kStale);
+  EXPECT_EQ(Return({Token(0, 3)}), 1u) << "it is not old";
+}
+
+TEST_F(LeaseTest, APageIsAsOldAsWhatWasLentOfItLast) {
+  Lend(table_, {Item(1)}, At(100));
+  Lend(table_, {Item(1)}, At(200));
+
+  EXPECT_EQ(Expire({1}, 199), 0u);
+  EXPECT_TRUE(Read().empty());
+  EXPECT_EQ(Expire({1}, 200), 2u);
+}
+
+TEST_F(LeaseTest, NothingExpiresThatIsNotLentAsTheControlThreadBelieved) {
+  Lend(table_, {Item(1)}, At(100));
+  Lend(table_, {Item(2)}, At(100), 1);
+  EXPECT_EQ(Expire({1}, 100, 0, 8), 0u) << "another binding";
+  EXPECT_EQ(Expire({1}, 100, 1), 0u) << "another slot";
+  EXPECT_EQ(Expire({2}, 100), 0u) << "another worker";
+  EXPECT_EQ(Expire({1}, 99), 0u);
+  EXPECT_EQ(Return({Token(0, 1)}), 1u);
+  EXPECT_EQ(Expire({1}, 100), 0u) << "it came back";
+  EXPECT_FALSE(lane().lease_lost());
+}
+
+TEST_F(LeaseTest, NothingIsLentUntilTheApplicationKnows) {
+  Lend(table_, {Item(1)}, At(100));
+  Expire({1}, 100);
+
+  EXPECT_EQ(lane().Allowance(5), 0u);
+  EXPECT_EQ(lane().WhyNotMore(), DropReason::kLeaseLost);
+  Read();
+  EXPECT_EQ(lane().Allowance(5), 5u);
+}
+
+// A token that is void must not return what is lent later, although it names the same page.
+TEST_F(LeaseTest, WhatIsLentNextHasAnotherSlotUntilLateReturnsAreRead) {
+  Lend(table_, {Item(1), Item(2)}, At(100));
+  Lend(table_, {Item(3)}, At(300));
+  EXPECT_EQ(Expire({1, 2}, 200), 2u);
+  const std::uint32_t late = Token(0, 1);
+  ASSERT_EQ(reader().Return({&late, 1}), 1u);
+  Read();
+
+  const std::vector<Descriptor> read = Lend(table_, {Item(1)}, At(301));
+  ASSERT_EQ(read.size(), 2u);
+  EXPECT_EQ(read[0].kind, DescriptorKind::kSlotMapped);
+  EXPECT_EQ(read[0].slot, 1u);
+  EXPECT_EQ(read[1].token, Token(1, 1));
+  EXPECT_EQ(Drain(), 1u);
+  EXPECT_EQ(Refused(lane(), Refusal::kStale), 1u);
+  EXPECT_EQ(lane().outstanding(), 2u);
+
+  // The slot is kept as long as something younger is outstanding under it.
+  EXPECT_EQ(socket_.slots.in_use(), 2u);
+  lane().slot_releases();
+  EXPECT_EQ(socket_.slots.in_use(), 2u);
+  EXPECT_EQ(Return({Token(0, 3)}), 1u);
+  lane().slot_releases();
+  EXPECT_EQ(socket_.slots.in_use(), 1u);
+  EXPECT_EQ(Return({Token(1, 1)}), 1u);
+  EXPECT_TRUE(lane().Settled());
+
+  // And is announced when it is used again.
+  const std::vector<Descriptor> again = Lend(other_table_, {Item(1)}, At(302));
+  ASSERT_FALSE(again.empty());
+  EXPECT_EQ(again[0].kind, DescriptorKind::kSlotMapped);
+}
+
+TEST_F(LeaseTest, WhatExpiresLaterIsToldAgain) {
+  Lend(table_, {Item(1)}, At(100));
+  Lend(table_, {Item(2)}, At(200));
+  Lend(table_, {Item(3)}, At(300));
+  Expire({1}, 150);
+  EXPECT_EQ(Read().size(), 1u);
+  EXPECT_EQ(lane().Allowance(1), 1u);
+
+  Expire({2}, 250);
+  EXPECT_EQ(lane().Allowance(1), 0u);
+  Expire({2, 3}, 300);
+
+  const std::vector<Descriptor> read = Read();
+  ASSERT_EQ(read.size(), 2u);
+  EXPECT_EQ(read[0].expired_at, 250u);
+  EXPECT_EQ(read[1].expired_at, 300u);
+  EXPECT_EQ(lane().outstanding(), 0u);
+  EXPECT_TRUE(lane().Settled());
+  EXPECT_EQ(socket_.slots.in_use(), 0u);
+}
+
+TEST_F(LeaseTest, OneExpiryInSeveralCallsIsOneEvent) {
+  Lend(table_, {Item(1), Item(2), Item(3)}, At(100));
+  EXPECT_EQ(Expire({1}, 100), 1u);
+  EXPECT_EQ(Expire({2, 3}, 100), 2u);
+  EXPECT_EQ(Read().size(), 1u);
+}
+
+// The application has stopped: its ring is full, and what it holds expires bit by bit.
+TEST_F(LeaseTest, WithoutRoomTheLastEventOfASlotIsEnough) {
+  for (std::uint32_t i = 0; i + 1 < kEntries; i++) {
+    const LendItem item = Item(i % 8);
+    ASSERT_TRUE(lane().Lend(table_, {&item, 1}, At(i)));
+  }
+  lane().Publish();
+  for (std::uint32_t i = 0; i < 8; i++) {
+    EXPECT_NE(Expire({0, 1, 2, 3, 4, 5, 6, 7}, kEntries - 9 + i), 0u);
+  }
+  EXPECT_EQ(lane().outstanding(), 0u);
+  EXPECT_TRUE(lane().events_waiting());
+
+  EXPECT_EQ(Read().size(), kEntries);
+  EXPECT_TRUE(lane().WriteEvents());
+  lane().Publish();
+  const std::vector<Descriptor> read = Read();
+  ASSERT_EQ(read.size(), 1u);
+  EXPECT_EQ(read[0].kind, DescriptorKind::kExpired);
+  EXPECT_EQ(read[0].expired_at, kEntries - 2);
+  EXPECT_EQ(lane().Allowance(1), 1u);
+}
+
+TEST_F(LeaseTest, TheBindingsEndIsToldOfASlotThatExpired) {
+  Lend(table_, {Item(1)}, At(100));
+  Lend(table_, {Item(2)}, At(200));
+  Expire({1}, 100);
+  EXPECT_TRUE(lane().Unbound(table_));
+  EXPECT_TRUE(lane().Revoke(table_, 1000, recycler_));
+  lane().Publish();
+
+  const std::vector<Descriptor> read = Read();
+  ASSERT_EQ(read.size(), 3u);
+  EXPECT_EQ(read[2].kind, DescriptorKind::kRevoked);
+  EXPECT_EQ(lane().counters().revoked, 2u);
+  EXPECT_EQ(lane().Allowance(1), 1u);
+  EXPECT_TRUE(lane().Settled());
+  EXPECT_EQ(socket_.slots.in_use(), 0u);
+}
+
+TEST_F(LeaseTest, ThirtyTwoKeptSlotsLeaveNone) {
+  for (std::uint32_t slot = 0; slot < kSlotsPerRxSocket; slot++) {
+    Lend(table_, {Item(slot)}, At(100));
+    Lend(table_, {Item(kPages - 1 - slot)}, At(200));
+    EXPECT_EQ(Expire({slot}, 100, slot), 1u);
+    Read();
+  }
+  const LendItem item = Item(0);
+  EXPECT_FALSE(lane().Lend(table_, {&item, 1}, At(300)));
+  EXPECT_EQ(Return({Token(17, kPages - 1 - 17)}), 1u);
+  EXPECT_TRUE(lane().Lend(table_, {&item, 1}, At(300)));
 }
 
 // Until then it must be visited: a doorbell may have been put off, and another worker may wait
@@ -962,6 +1173,36 @@ TEST(LaneAllowance, IsWhatMayStillBeHeld) {
   const std::uint32_t token = Token(0, 2);
   EXPECT_EQ(lane.Return({&token, 1}, recycler), 1u);
   EXPECT_EQ(lane.Allowance(32), 1u);
+}
+
+TEST(LaneAllowance, ItsEndIsToldAgainOnlyAfterHalfCameBack) {
+  TestRings rings;
+  SlotTable slots;
+  TestRecycler recycler;
+  const PageTable table(7, kPages, nullptr);
+  Lane lane(0, &slots, rings.descriptors(), rings.returns(), 4);
+  LaneReader reader(rings.descriptors(), rings.returns());
+  const auto told = [&] {
+    lane.Publish();
+    const std::vector<Descriptor> read = ReadAll(reader);
+    return std::count_if(read.begin(), read.end(), [](const Descriptor& descriptor) {
+      return descriptor.kind == DescriptorKind::kHeldLimit;
+    });
+  };
+  const std::vector<LendItem> items = {Item(1), Item(2), Item(3), Item(4)};
+  ASSERT_TRUE(lane.Lend(table, items, 0));
+  EXPECT_EQ(told(), 0);
+
+  for (int i = 0; i < 10; i++) EXPECT_EQ(lane.Allowance(1), 0u);
+  EXPECT_EQ(told(), 1);
+  std::uint32_t token = Token(0, 1);
+  ASSERT_EQ(lane.Return({&token, 1}, recycler), 1u);
+  EXPECT_EQ(lane.Allowance(2), 1u);
+  EXPECT_EQ(told(), 0) << "three are still held";
+  token = Token(0, 2);
+  ASSERT_EQ(lane.Return({&token, 1}, recycler), 1u);
+  EXPECT_EQ(lane.Allowance(3), 2u);
+  EXPECT_EQ(told(), 1);
 }
 
 }  // namespace

@@ -118,6 +118,13 @@ TEST_F(SlotTableTest, RejoinsASlotThatStillNamesTheBinding) {
   EXPECT_EQ(slots_.urefs(slot), urefs);
 }
 
+TEST_F(SlotTableTest, FindsNoSlotThatItIsToldToLeaveOut) {
+  const std::uint32_t first = Acquire(1).value();
+  const auto second = slots_.Acquire(kWorker, Table(1), 1u << first);
+  EXPECT_NE(second, first);
+  EXPECT_EQ(slots_.in_use(), 2u);
+}
+
 TEST_F(SlotTableTest, DoesNotRejoinASlotThatNamesAnotherBinding) {
   const std::vector<std::uint32_t> slots = AcquireAll();
   slots_.Release(slots[0], kWorker);
