@@ -720,7 +720,9 @@ Result<std::uint64_t> DataplaneImpl::Expire(std::uint64_t id) {
     if (worker < workers_.size()) old[{worker, slot, binding}].push_back(page);
   });
   std::uint64_t expired = 0;
-  for (const auto& [place, pages] : old) {
+  for (const auto& entry : old) {
+    const Place& place = entry.first;
+    const std::vector<std::uint32_t>& pages = entry.second;
     for (std::size_t at = 0; at < pages.size(); at += kLot) {
       const auto lot = std::span(pages).subspan(at, std::min(kLot, pages.size() - at));
       workers_[place.worker]->Call([&](Worker& w) {
