@@ -282,6 +282,12 @@ v1::OpenRxSocketRequest ReadRxSocket(const Value& value) {
            : text == "drop" ? std::optional(v1::OUTSIDE_DROP)
                             : std::nullopt;
   };
+  const auto slow = [](std::string_view text) {
+    return text == "drop"       ? std::optional(v1::SLOW_DROP_NEW)
+           : text == "copy-out" ? std::optional(v1::SLOW_COPY_OUT)
+           : text == "pause"    ? std::optional(v1::SLOW_PAUSE)
+                                : std::nullopt;
+  };
   const auto steering = [](std::string_view text) {
     return text == "migrate"  ? std::optional(v1::STEERING_MIGRATE)
            : text == "strict" ? std::optional(v1::STEERING_STRICT)
@@ -301,6 +307,9 @@ v1::OpenRxSocketRequest ReadRxSocket(const Value& value) {
        {"outside", [&](Value v) { rx_socket.set_outside(v.Parsed(outside, "copy or drop")); }},
        {"steering",
         [&](Value v) { rx_socket.set_steering(v.Parsed(steering, "migrate or strict")); }},
+       {"slow", [&](Value v) { rx_socket.set_slow(v.Parsed(slow, "drop, copy-out or pause")); }},
+       {"copy_out_bytes",
+        [&](Value v) { rx_socket.set_copy_out_bytes(v.Parsed(ParseBytes, kBytesAllowed)); }},
        {"lease_ms", [&](Value v) { rx_socket.set_lease_ms(v.Number32(0, 3'600'000)); }}},
       {"name"});
   return rx_socket;

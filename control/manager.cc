@@ -139,6 +139,29 @@ Status CheckLease(const v1::OpenRxSocketRequest& request) {
                                             std::to_string(lease) + "; use 0, or 100 to 3600000");
 }
 
+Status CheckCopyOut(const v1::OpenRxSocketRequest& request) {
+  const std::string who = Quoted("rx socket", request.name()) + ": ";
+  const std::uint64_t bytes = request.copy_out_bytes();
+  if (request.slow() != v1::SLOW_COPY_OUT) {
+    if (bytes == 0) return Status();
+    return Status(Code::kInvalidArgument,
+                  who + "copy_out_bytes is set, but slow is not COPY_OUT; set both, or neither");
+  }
+  if (request.max_held_fragments() == 0) {
+    return Status(Code::kInvalidArgument,
+                  who +
+                      "slow is COPY_OUT, but there is no limit above which frames would be "
+                      "copied; set max_held_fragments");
+  }
+  constexpr std::uint64_t kMost = 256 << 20;
+  if (bytes == 0 || bytes % kDefaultPageBytes != 0 || bytes > kMost) {
+    return Status(Code::kInvalidArgument, who + "copy_out_bytes is " + std::to_string(bytes) +
+                                              "; use a multiple of 4096 up to " +
+                                              std::to_string(kMost));
+  }
+  return Status();
+}
+
 }  // namespace
 
 // -- callers ----------------------------------------------------------------------------------
@@ -287,6 +310,7 @@ v1::Port Manager::PortMessage(const Caller& caller, std::uint32_t port) {
     queue.set_rx_packets(from.rx_packets);
     queue.set_rx_bytes(from.rx_bytes);
     queue.set_copied_packets(from.copied_packets);
+    queue.set_pauses(from.pauses);
     SetCounters(from.drops, kDropReasonNames, *queue.mutable_drops());
   }
   if (info.exception_path) {
@@ -600,6 +624,11 @@ Result<BufferView> Manager::GetBuffer(std::uint64_t binding) {
 }
 
 Result<BufferView> Manager::GetBufferFor(SessionId session, std::uint64_t id) {
+  const auto private_to =
+      std::find_if(rx_sockets_.begin(), rx_sockets_.end(), [&](const auto& entry) {
+        return entry.second.copy_out_binding == id && entry.second.attached_to == session;
+      });
+  if (id != 0 && private_to != rx_sockets_.end()) return dataplane_.GetBuffer(id);
   const auto binding = bindings_.find(id);
   const SessionState& state = sessions_.at(session);
   const Caller caller{state.user, state.rights, session};
@@ -637,8 +666,12 @@ Result<v1::OpenRxSocketResponse> Manager::OpenRxSocket(const Caller& caller,
   if (!v1::Steering_IsValid(request.steering())) {
     return invalid("steering", request.steering(), "MIGRATE (1) or STRICT (2)");
   }
-  const Status lease_ok = CheckLease(request);
-  if (!lease_ok.ok()) return lease_ok;
+  if (!v1::Slow_IsValid(request.slow())) {
+    return invalid("slow", request.slow(), "DROP_NEW (1), COPY_OUT (2) or PAUSE (3)");
+  }
+  Status limits_ok = CheckLease(request);
+  if (limits_ok.ok()) limits_ok = CheckCopyOut(request);
+  if (!limits_ok.ok()) return limits_ok;
   Result<std::string> secret = RandomKey();
   if (!secret.ok()) return secret.status();
 
@@ -651,6 +684,7 @@ Result<v1::OpenRxSocketResponse> Manager::OpenRxSocket(const Caller& caller,
   Amounts amounts = AmountOf(Resource::kRxSockets, 1);
   amounts[static_cast<std::size_t>(Resource::kRingEntries)] = options.ring_entries;
   amounts[static_cast<std::size_t>(Resource::kHeldFragments)] = options.max_held_fragments;
+  amounts[static_cast<std::size_t>(Resource::kBufferBytes)] = request.copy_out_bytes();
   Result<Charge> charge = MakeCharge(caller, Quoted("rx socket", request.name()), amounts);
   if (!charge.ok()) return charge.status();
   Result<std::vector<std::uint64_t>> lenders = FindLenders(caller, request);
@@ -658,6 +692,11 @@ Result<v1::OpenRxSocketResponse> Manager::OpenRxSocket(const Caller& caller,
   options.bindings = *std::move(lenders);
   const bool drop = request.outside() == v1::OUTSIDE_DROP;
   options.outside = drop ? Outside::kDrop : Outside::kCopy;
+  const v1::Slow slow = request.slow() == v1::SLOW_UNSPECIFIED ? v1::SLOW_DROP_NEW : request.slow();
+  options.slow = slow == v1::SLOW_COPY_OUT ? Slow::kCopyOut
+                 : slow == v1::SLOW_PAUSE  ? Slow::kPause
+                                           : Slow::kDropNew;
+  options.copy_out_bytes = request.copy_out_bytes();
   const std::chrono::milliseconds lease(request.lease_ms());
   options.lease_ns = static_cast<std::uint64_t>(std::chrono::nanoseconds(lease).count());
   const Result<std::uint64_t> id = dataplane_.OpenRxSocket(options);
@@ -673,6 +712,8 @@ Result<v1::OpenRxSocketResponse> Manager::OpenRxSocket(const Caller& caller,
   rx_socket.bindings = options.bindings;
   rx_socket.outside = drop ? v1::OUTSIDE_DROP : v1::OUTSIDE_COPY;
   if (request.steering() == v1::STEERING_STRICT) rx_socket.steering = v1::STEERING_STRICT;
+  rx_socket.slow = slow;
+  rx_socket.copy_out_bytes = options.copy_out_bytes;
   rx_socket.lease = lease;
   rx_socket.secret = *secret;
   LogInfo("rx_socket_opened",
@@ -786,7 +827,7 @@ Result<std::uint64_t> Manager::FindRxSocket(const Caller& caller, const std::str
 Result<v1::RxSocket> Manager::RxSocketMessage(std::uint64_t id, bool audit, bool held) {
   const Result<RxSocketInfo> info = dataplane_.GetRxSocket(id, audit);
   if (!info.ok()) return info.status();
-  const RxSocket& rx_socket = rx_sockets_[id];
+  RxSocket& rx_socket = rx_sockets_[id];
   v1::RxSocket message;
   message.set_name(rx_socket.name);
   message.set_id(id);
@@ -802,6 +843,14 @@ Result<v1::RxSocket> Manager::RxSocketMessage(std::uint64_t id, bool audit, bool
   }
   message.set_outside(rx_socket.outside);
   message.set_steering(rx_socket.steering);
+  message.set_slow(rx_socket.slow);
+  message.set_copy_out_bytes(rx_socket.copy_out_bytes);
+  rx_socket.copy_out_binding = info->copy_out_binding;
+  for (const QueueRef& from : info->paused_queues) {
+    v1::QueueId& queue = *message.add_paused_queues();
+    queue.set_port(ports_[from.port].name);
+    queue.set_queue(from.queue);
+  }
   message.set_lease_ms(static_cast<std::uint32_t>(rx_socket.lease.count()));
   v1::RxSocketStatistics& statistics = *message.mutable_statistics();
   statistics.set_messages(info->messages);
@@ -838,7 +887,9 @@ Result<v1::Held> Manager::HeldMessage(std::uint64_t rx_socket) {
     if (!binding.ok()) return binding.status();
     message.set_pages(message.pages() + pages);
     v1::HeldPages& held = *message.add_bindings();
-    held.set_binding(bindings_[id].name);
+    if (const auto found = bindings_.find(id); found != bindings_.end()) {
+      held.set_binding(found->second.name);
+    }
     held.set_pages(pages);
     held.set_of_pages(binding->pages);
   }

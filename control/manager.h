@@ -195,6 +195,9 @@ class Manager {
     std::vector<std::uint64_t> bindings;  // ids, also of those that are gone
     v1::Outside outside = v1::OUTSIDE_COPY;
     v1::Steering steering = v1::STEERING_MIGRATE;
+    v1::Slow slow = v1::SLOW_DROP_NEW;
+    std::uint64_t copy_out_bytes = 0;
+    std::uint64_t copy_out_binding = 0;        // its private buffer, which is no binding of ours
     std::chrono::milliseconds lease = {};      // 0: none
     Clock::time_point lease_due = {};          // when to look again whether it has ended
     bool lease_ended = false;                  // for some page, once

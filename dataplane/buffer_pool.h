@@ -68,6 +68,8 @@ class BufferPool {
   PagePool& pages() noexcept { return *pages_; }
   std::uint32_t frames_per_page() const noexcept { return frames_per_page_; }
   std::uint32_t frame_bytes() const noexcept { return 1u << frame_shift_; }
+  // Of a frame, that fit into one place.
+  std::uint32_t room_bytes() const noexcept { return frame_bytes() - OverheadBytes(frame_bytes()); }
 
   // How many of `wanted` mbufs the calling worker can have for certain, whatever others do.
   std::uint32_t Reserve(std::uint32_t wanted) noexcept;
@@ -109,6 +111,10 @@ class BufferPool {
   std::uint32_t OffsetOf(const void* data) const noexcept {
     return static_cast<std::uint32_t>(static_cast<const std::uint8_t*>(data) - buffer_data_) &
            page_mask_;
+  }
+  // That of the frame which has a byte there.
+  rte_mbuf* MbufOf(std::uint32_t page, std::uint32_t offset) const noexcept {
+    return MbufAt(std::size_t{page} * frames_per_page_ + (offset >> frame_shift_));
   }
   // The page's first.
   rte_mbuf* MbufOf(std::uint32_t page) const noexcept {

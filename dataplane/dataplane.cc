@@ -144,6 +144,9 @@ class DataplaneImpl final : public Dataplane {
   static void AddLanes(CompiledRule& rule, std::uint32_t workers,
                        const std::vector<RxSocket*>& sockets);
   void Forget(std::uint32_t id, const PageTable& table);
+  static Status GetMemory(BindingDraft& draft);
+  Status AddCopyOut(RxSocket& socket);
+  void UpdatePausing();
   std::unique_ptr<CompiledRule> Compile(const FlowRule& rule);
   void Place(std::span<const std::uint64_t> gone, std::span<const FlowRule> set);
   RuleInfo InfoOf(const CompiledRule& rule) const;
@@ -161,6 +164,8 @@ class DataplaneImpl final : public Dataplane {
   std::uint64_t last_rx_socket_ = 0;
   std::map<std::uint64_t, std::unique_ptr<CompiledRule>> rules_;
   std::map<std::uint64_t, Placement> placements_;  // of rules with steer_to, by rule id
+  std::uint32_t pausers_ = 0;                      // rx sockets with Slow::kPause
+  std::map<QueueRef, RxSocket*> pausing_;          // queues, and what they wait for
 };
 
 DataplaneImpl::DataplaneImpl(const DataplaneOptions& options) {
@@ -225,6 +230,7 @@ PortInfo DataplaneImpl::GetPort(std::uint32_t port) {
       q.rx_packets = rx.rx_packets;
       q.rx_bytes = rx.rx_bytes;
       q.copied_packets = rx.copied_packets;
+      q.pauses = rx.pauses;
       q.drops = rx.drops;
     });
   }
@@ -333,6 +339,10 @@ Result<BindingDraft> DataplaneImpl::BeginBind(const BindingOptions& options) {
 
 Status DataplaneImpl::Allocate(BindingDraft& draft) {
   const std::lock_guard lock(allocation_);
+  return GetMemory(draft);
+}
+
+Status DataplaneImpl::GetMemory(BindingDraft& draft) {
   const BindingOptions& options = draft.options;
   Result<std::unique_ptr<Buffer>> buffer =
       Buffer::Create(options.name, options.buffer_bytes, options.page_bytes, options.memory);
@@ -575,8 +585,32 @@ Result<std::uint64_t> DataplaneImpl::OpenRxSocket(const RxSocketOptions& options
       SetTakers(it->second);
     }
   }
+  if (options.slow == Slow::kCopyOut) {
+    if (Status s = AddCopyOut(**socket); !s.ok()) return s;
+  }
+  pausers_ += options.slow == Slow::kPause;
   rx_sockets_[++last_rx_socket_] = std::move(*socket);
   return last_rx_socket_;
+}
+
+// A binding without queues, which nobody but the rx socket is lent pages of: nothing of it is left
+// when that is closed.
+Status DataplaneImpl::AddCopyOut(RxSocket& socket) {
+  const RxSocketOptions& options = socket.options();
+  Result<BindingDraft> draft = BeginBind({.name = options.name,
+                                          .buffer_bytes = options.copy_out_bytes,
+                                          .memory = Memory::kPlain,
+                                          .queues = {}});
+  if (!draft.ok()) return draft.status();
+  // Does not wait for bindings, which may be much larger.
+  if (Status s = GetMemory(*draft); !s.ok()) return s;
+  if (Status s = EndBind(*draft); !s.ok()) return s;
+  Binding& binding = bindings_.at(draft->id);
+  binding.takes_copies = true;
+  binding.pool->set_copied_into(true);
+  SetTakers(binding);
+  socket.SetCopyOut(*binding.pool);
+  return Status();
 }
 
 Result<Attachment> DataplaneImpl::Attach(std::uint64_t id) {
@@ -641,7 +675,10 @@ Result<std::uint64_t> DataplaneImpl::CloseRxSocket(std::uint64_t id) {
   const auto it = rx_sockets_.find(id);
   if (it == rx_sockets_.end()) return NoSuch("rx socket", id);
   const std::uint64_t reclaimed = Close(*it->second, CloseReason::kClosed);
+  const BufferPool* const copy_out = it->second->copy_out();
+  pausers_ -= it->second->options().slow == Slow::kPause;
   rx_sockets_.erase(it);
+  if (copy_out != nullptr) bindings_.erase(copy_out->table().binding());
   return reclaimed;
 }
 
@@ -675,6 +712,10 @@ Result<RxSocketInfo> DataplaneImpl::GetRxSocket(std::uint64_t id, bool audit) {
     });
   }
   info.slots_in_use = socket.slots().in_use();
+  for (const auto& [queue, paused_by] : pausing_) {
+    if (paused_by == &socket) info.paused_queues.push_back(queue);
+  }
+  if (socket.copy_out() != nullptr) info.copy_out_binding = socket.copy_out()->table().binding();
   return info;
 }
 
@@ -764,6 +805,49 @@ void DataplaneImpl::ChangeRules(std::span<const std::uint64_t> gone,
     rule->second->before = CountersOf(*old);
   }
   Place(gone, set);
+  UpdatePausing();
+}
+
+// Finds the queues of which every rule leads to the same rx socket, and that is to pause them. All
+// rules are looked at, but only as long as there is such a rx socket. A port with an exception path
+// has no such queue: the kernel would wait as well.
+void DataplaneImpl::UpdatePausing() {
+  if (pausers_ == 0 && pausing_.empty()) return;
+  std::map<QueueRef, RxSocket*> pausing;
+  for (std::uint32_t port = 0; port < ports_.size(); port++) {
+    if (ports_[port].port->exception_path() != nullptr) continue;
+    for (std::uint32_t queue = 0; queue < ports_[port].port->queues(); queue++) {
+      std::set<std::uint64_t> receivers;
+      for (const auto& [id, compiled] : rules_) {
+        const FlowRule& rule = compiled->rule;
+        if (rule.match.port.value_or(port) != port || rule.match.queue.value_or(queue) != queue) {
+          continue;
+        }
+        receivers.insert(rule.rx_sockets.begin(), rule.rx_sockets.end());
+        if (receivers.size() > 1) break;
+      }
+      if (receivers.size() != 1) continue;
+      const auto socket = rx_sockets_.find(*receivers.begin());
+      if (socket == rx_sockets_.end()) continue;
+      if (socket->second->options().slow == Slow::kPause) {
+        pausing[{port, queue}] = socket->second.get();
+      }
+    }
+  }
+  std::swap(pausing, pausing_);  // what it was
+  for (std::uint32_t port = 0; port < ports_.size(); port++) {
+    for (std::uint32_t queue = 0; queue < ports_[port].port->queues(); queue++) {
+      const QueueRef ref{port, queue};
+      const auto now = pausing_.find(ref);
+      RxSocket* const socket = now == pausing_.end() ? nullptr : now->second;
+      const auto before = pausing.find(ref);
+      if ((before == pausing.end() ? nullptr : before->second) == socket) continue;
+      WorkerOf(ref).Call([&](Worker& w) {
+        w.SetPausing(ports_[port].port.get(), static_cast<std::uint16_t>(queue),
+                     socket == nullptr ? nullptr : &socket->lane(w.index()));
+      });
+    }
+  }
 }
 
 // Asks ports to apply what is new or changed. What is gone is taken out first: it could be in

@@ -74,6 +74,7 @@ struct QueueInfo {
   std::uint64_t rx_packets = 0;
   std::uint64_t rx_bytes = 0;
   std::uint64_t copied_packets = 0;
+  std::uint64_t pauses = 0;
   std::array<std::uint64_t, kDropReasons> drops = {};
 };
 
@@ -141,6 +142,9 @@ enum class Content { kPayload, kFrame };
 // What happens to a frame that lies outside the bindings which its rx socket may use.
 enum class Outside { kCopy, kDrop };
 
+// What happens to a frame for a rx socket that has no room for it; see Slow in rx_socket.proto.
+enum class Slow { kDropNew, kCopyOut, kPause };
+
 struct RxSocketOptions {
   std::string name;  // for messages
   Content content = Content::kPayload;
@@ -148,6 +152,8 @@ struct RxSocketOptions {
   std::uint32_t max_held_fragments = 0;      // on each worker; 0: no limit
   std::vector<std::uint64_t> bindings = {};  // that it may use, by id; empty: any
   Outside outside = Outside::kCopy;
+  Slow slow = Slow::kDropNew;
+  std::uint64_t copy_out_bytes = 0;  // of the private buffer of kCopyOut, in pages of 4096
   std::uint64_t lease_ns = 0;  // how long a page may be held; see Dataplane::Expire(); 0: no limit
 };
 
@@ -180,6 +186,8 @@ struct RxSocketInfo {
   std::array<std::uint64_t, kDropReasons> drops = {};
   std::array<std::uint64_t, kRefusals> refusals = {};
   std::array<std::uint64_t, kHoldBuckets> hold_times = {};  // a sample; see HoldBucket()
+  std::uint64_t copy_out_binding = 0;   // id of its private buffer, for GetBuffer(); 0: none
+  std::vector<QueueRef> paused_queues;  // that wait for it when it has no room
 };
 
 // Which pages a rx socket holds. One that it holds under two slots counts twice.

@@ -61,6 +61,8 @@ class Port {
   // it, and delivers the rest as a frame of its own. So it must not be polled for more frames
   // than there are surely mbufs for.
   bool forgets_unfinished_frames() const noexcept { return driver_ == "net_memif"; }
+  // Of what may be received: with memif the other side decides, with pcap the file.
+  std::uint32_t max_frame_bytes() const noexcept { return 65535; }
 
   // Can `queues` queues of this port receive into a pool of `pages` mbufs? `data_room_bytes` is
   // what one mbuf has of its page, headroom included. `binding` is for messages.

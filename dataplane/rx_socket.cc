@@ -81,6 +81,13 @@ Result<std::unique_ptr<RxSocket>> RxSocket::Open(const RxSocketOptions& options,
 
 RxSocket::~RxSocket() { Detach(); }
 
+void RxSocket::SetCopyOut(BufferPool& pool) noexcept {
+  for (auto& lane : lanes_) {
+    lane->copy_out = &pool;
+    lane->lane.set_uncounted(&pool.table());
+  }
+}
+
 Result<Attachment> RxSocket::Attach() {
   int pair[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) != 0) {

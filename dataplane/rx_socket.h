@@ -30,6 +30,9 @@ class RxSocket {
   SlotTable& slots() noexcept { return slots_; }
   const RxSocketOptions& options() const noexcept { return options_; }
   bool attached() const noexcept { return doorbell_ >= 0; }
+  // Has what it may not hold copied into a pool of its own, which outlives it. Before it is used.
+  void SetCopyOut(BufferPool& pool) noexcept;
+  BufferPool* copy_out() const noexcept { return lanes_.front()->copy_out; }
 
   // A fresh doorbell and what else an application needs; lanes are not told yet.
   // Errors: kResourceExhausted

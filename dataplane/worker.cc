@@ -169,6 +169,10 @@ std::uint32_t Worker::Receive(RxQueue& queue) {
                                        queue.pages_per_frame);
     if (burst == 0) return 0;  // the frames wait in the driver's ring
   }
+  if (queue.pausing != nullptr) [[unlikely]] {
+    burst = static_cast<std::uint16_t>(std::min<std::uint32_t>(burst, FramesToAsk(queue)));
+    if (burst == 0) return 0;
+  }
   const std::uint32_t n = rte_eth_rx_burst(queue.port_id, queue.queue, mbufs, burst);
   if (n == 0) return 0;
   now_ns_ = clock_.Now();
@@ -202,6 +206,24 @@ void Worker::UsePlan(RxQueue& queue) {
     queue.plan = &table->plan(queue.port_index, queue.queue);
     queue.plan_serial = table->serial();
   }
+}
+
+// How many frames the only lane that gets them has room for, each as large as the port takes.
+std::uint32_t Worker::FramesToAsk(RxQueue& queue) {
+  constexpr std::uint32_t kAnnouncements = 8;  // more than one burst can need
+  RxLane& lane = *queue.pausing;
+  if (!lane.attached || queue.pool == nullptr) return kBurst;  // dropped, whatever it is
+  const std::uint32_t pages = queue.port->max_frame_bytes() / queue.pool->room_bytes() + 1;
+  const std::uint32_t room = lane.lane.Room(kBurst * pages + kAnnouncements);
+  std::uint32_t frames = lane.lane.Spare(room - std::min(room, kAnnouncements)) / pages;
+  if (!lane.waiting.empty()) {
+    frames = 0;
+  } else if (frames == 0 && room != 0 && lane.lane.outstanding() == 0 && !lane.lane.lease_lost()) {
+    frames = 1;  // it can have no more room than it has
+  }
+  queue.pauses += frames == 0 && !queue.paused;
+  queue.paused = frames == 0;
+  return frames;
 }
 
 // Every frame goes to one rx socket, whole: there is nothing to parse.
@@ -334,7 +356,7 @@ void Worker::Deliver(RxQueue& queue, const Run& run) {
   const DropReason reason = n == room ? DropReason::kRingFull : lane.lane.WhyNotMore();
   if (n == 0) [[unlikely]] {
     List(lane);  // it may have been told
-    return DropRun(queue, run, 0, reason);
+    return RefuseRun(queue, run, 0, reason);
   }
   const auto items = std::span(run.items.data(), n);
   if ((!lane.waiting.empty() && lane.WaitsFor(pool)) ||
@@ -353,7 +375,23 @@ void Worker::Deliver(RxQueue& queue, const Run& run) {
     Lent(lane, n);
   }
   if (n != run.n) [[unlikely]]
-    DropRun(queue, run, n, reason);
+    RefuseRun(queue, run, n, reason);
+}
+
+// What a lane does not take, it may have copied.
+void Worker::RefuseRun(RxQueue& queue, const Run& run, std::uint32_t from, DropReason reason) {
+  RxLane& lane = *run.lane;
+  if (reason != DropReason::kHeldLimit || lane.copy_out == nullptr) {
+    return DropRun(queue, run, from, reason);
+  }
+  for (std::uint32_t i = from; i < run.n; i++) {
+    const LendItem& item = run.items[i];
+    const rte_mbuf* const mbuf = run.pool->MbufOf(item.page, item.offset);
+    ParsedFrame frame;  // stays empty for a frame that cannot be parsed, which is delivered whole
+    ParseFrame(rte_pktmbuf_mtod(mbuf, const std::uint8_t*), mbuf->data_len, mbuf->pkt_len, frame);
+    Count(queue, *run.targets[i], lane, CopyOut(queue, *run.targets[i], lane, mbuf, frame), true);
+    run.pool->EndFrame(item.page);
+  }
 }
 
 void Worker::DropRun(RxQueue& queue, const Run& run, std::uint32_t from, DropReason reason) {
@@ -378,22 +416,31 @@ void Worker::DeliverToEach(RxQueue& queue, RuleTarget& target, rte_mbuf* mbuf,
                            const ParsedFrame& frame, BufferPool* pool) {
   if (pool != nullptr) KeepChain(*pool, mbuf);
   for (RxLane* const lane : target.all()) {
-    const bool in_place = pool != nullptr && lane->MayUse(*pool);
-    const DropReason dropped = in_place ? DeliverInPlace(queue, target, *lane, *pool, mbuf, frame)
-                                        : DeliverCopy(queue, target, *lane, mbuf, frame);
-    if (dropped != DropReason::kCount) {
-      queue.Drop(dropped);
-      lane->lane.counters().drops[static_cast<std::size_t>(dropped)]++;
-      RuleTarget::Add(target.drops, 1);
-    } else if (!in_place) {
-      lane->lane.counters().copied_messages++;
-      RuleTarget::Add(target.copied, 1);
+    bool copied = pool == nullptr || !lane->MayUse(*pool);
+    DropReason dropped = copied ? DeliverCopy(queue, target, *lane, mbuf, frame)
+                                : DeliverInPlace(queue, target, *lane, *pool, mbuf, frame);
+    if (dropped == DropReason::kHeldLimit && lane->copy_out != nullptr) {
+      dropped = CopyOut(queue, target, *lane, mbuf, frame);
+      copied = true;
     }
+    Count(queue, target, *lane, dropped, copied);
   }
   if (pool != nullptr) {
     EndChain(*pool, mbuf);
   } else {
     rte_pktmbuf_free(mbuf);
+  }
+}
+
+void Worker::Count(RxQueue& queue, RuleTarget& target, RxLane& lane, DropReason dropped,
+                   bool copied) {
+  if (dropped != DropReason::kCount) {
+    queue.Drop(dropped);
+    lane.lane.counters().drops[static_cast<std::size_t>(dropped)]++;
+    RuleTarget::Add(target.drops, 1);
+  } else if (copied) {
+    lane.lane.counters().copied_messages++;
+    RuleTarget::Add(target.copied, 1);
   }
 }
 
@@ -425,7 +472,7 @@ DropReason Worker::DeliverInPlace(const RxQueue& queue, const RuleTarget& target
   }
   const auto message = std::span<const LendItem>(items.data(), n);
   if (lane.lane.Room(n) != n) return DropReason::kRingFull;
-  if (lane.lane.Allowance(n) != n) {
+  if (lane.Allowance(pool, n) != n) {
     List(lane);  // it may have been told
     return lane.lane.WhyNotMore();
   }
@@ -446,14 +493,26 @@ DropReason Worker::DeliverCopy(RxQueue& queue, const RuleTarget& target, RxLane&
     pool = lane.pools.front();
   }
   if (pool == nullptr) return DropReason::kNoBinding;
+  return DeliverCopyIn(*pool, queue, target, lane, mbuf, frame);
+}
+
+DropReason Worker::DeliverCopyIn(BufferPool& pool, RxQueue& queue, const RuleTarget& target,
+                                 RxLane& lane, const rte_mbuf* mbuf, const ParsedFrame& frame) {
   if (!lane.attached) return DropReason::kNotAttached;
-  rte_mbuf* const copy = CopyInto(*pool, mbuf);
+  rte_mbuf* const copy = CopyInto(pool, mbuf);
   if (copy == nullptr) return DropReason::kNoPage;
-  KeepChain(*pool, copy);
-  const DropReason dropped = DeliverInPlace(queue, target, lane, *pool, copy, frame);
+  KeepChain(pool, copy);
+  const DropReason dropped = DeliverInPlace(queue, target, lane, pool, copy, frame);
   queue.copied_packets += dropped == DropReason::kCount;
-  EndChain(*pool, copy);
+  EndChain(pool, copy);
   return dropped;
+}
+
+// For a frame that the lane may not hold: a copy in its own buffer. kCount: done.
+DropReason Worker::CopyOut(RxQueue& queue, const RuleTarget& target, RxLane& lane,
+                           const rte_mbuf* mbuf, const ParsedFrame& frame) {
+  const DropReason dropped = DeliverCopyIn(*lane.copy_out, queue, target, lane, mbuf, frame);
+  return dropped == DropReason::kNoPage ? DropReason::kHeldLimit : dropped;
 }
 
 // nullptr: no free page.
@@ -526,7 +585,7 @@ bool Worker::DeliverWaiting(RxLane& lane) {
       items[n] = lane.waiting[at + n].item;
     } while ((items[n++].flags & kMoreFragments) != 0);
     const auto message = std::span<const LendItem>(items.data(), n);
-    const bool room = lane.lane.Room(n) == n && lane.lane.Allowance(n) == n;
+    const bool room = lane.lane.Room(n) == n && lane.Allowance(pool, n) == n;
     if (!room) lane.releases_seen = ~releases;  // not for want of a slot: try again
     if (room && std::find(stuck.begin(), stuck.end(), &pool) == stuck.end() &&
         lane.lane.Lend(pool.table(), message, lane.waiting[at].time_ns)) {
@@ -686,14 +745,18 @@ void Worker::Attach(const Port* port, std::uint16_t queue, BufferPool* pool) {
   q.low_water = false;
   if (pool != nullptr) {
     if (port->forgets_unfinished_frames()) {
-      const std::uint32_t room =
-          pool->frame_bytes() - BufferPool::OverheadBytes(pool->frame_bytes());
-      q.pages_per_frame = 65535 / room + 1;
+      q.pages_per_frame = port->max_frame_bytes() / pool->room_bytes() + 1;
     }
     q.port->Attach(queue, pool->mempool());
   } else {
     q.port->Detach(queue);
   }
+}
+
+void Worker::SetPausing(const Port* port, std::uint16_t queue, RxLane* lane) {
+  RxQueue& q = FindQueue(port, queue);
+  q.pausing = lane;
+  q.paused = false;
 }
 
 void Worker::Unlist(RxLane& lane) {

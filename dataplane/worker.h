@@ -66,10 +66,17 @@ struct RxLane {
                        [&](const Waiting& w) { return w.pool == &pool; });
   }
 
+  // How many of `n` more fragments of a pool it may be lent.
+  std::uint32_t Allowance(const BufferPool& pool, std::uint32_t n) noexcept {
+    if (&pool == copy_out) return lane.lease_lost() ? 0 : n;
+    return lane.Allowance(n);
+  }
+
   Lane lane;
   const Content content;
   const bool restricted;  // to `pools`
   const Outside outside;
+  BufferPool* copy_out = nullptr;   // for what it may not hold; nullptr: that is dropped
   std::vector<BufferPool*> pools;   // of the bindings that it may use and that are not draining
   std::deque<Waiting> waiting;      // whole messages, in order of arrival
   std::uint64_t releases_seen = 0;  // of slots, when we last looked whether one is free
@@ -90,6 +97,10 @@ struct RxQueue {
   // Not 0: the driver must find that many free pages for each frame of a burst.
   std::uint32_t pages_per_frame = 0;
   bool low_water = false;  // few pages are free, and applications were told
+  // The only lane that its frames can be for, if they are to wait while that has no room.
+  RxLane* pausing = nullptr;
+  bool paused = false;
+  std::uint64_t pauses = 0;
   // The workers that poll the port, as bits: among them each datagram that comes in fragments has
   // one that reassembles it.
   std::uint32_t port_workers = 0;
@@ -126,6 +137,8 @@ class Worker {
                 std::uint32_t port_workers);
   // Points a queue at a binding's pool, or at none.
   void Attach(const Port* port, std::uint16_t queue, BufferPool* pool);
+  // The queue waits for the lane, or for none.
+  void SetPausing(const Port* port, std::uint16_t queue, RxLane* lane);
   // Nothing is delivered to the lane any more, and nothing waits for it.
   void Unlist(RxLane& lane);
   // The binding is being unbound: nothing of it waits any more, and the application is told.
@@ -185,6 +198,7 @@ class Worker {
   void Nap();
 
   std::uint32_t Receive(RxQueue& queue);
+  static std::uint32_t FramesToAsk(RxQueue& queue);
   void UsePlan(RxQueue& queue);
   void ReceiveAllFrames(RxQueue& queue, CompiledRule& rule, RxLane& lane, rte_mbuf** mbufs,
                         std::uint32_t n);
@@ -195,6 +209,7 @@ class Worker {
   void DropUnmatched(RxQueue& queue, rte_mbuf* mbuf);
   static void RestoreVlanTag(rte_mbuf* mbuf);
   void Deliver(RxQueue& queue, const Run& run);
+  void RefuseRun(RxQueue& queue, const Run& run, std::uint32_t from, DropReason reason);
   void DropRun(RxQueue& queue, const Run& run, std::uint32_t from, DropReason reason);
   void DeliverToEach(RxQueue& queue, RuleTarget& target, rte_mbuf* mbuf, const ParsedFrame& frame,
                      BufferPool* pool);
@@ -202,6 +217,12 @@ class Worker {
                             BufferPool& pool, const rte_mbuf* mbuf, const ParsedFrame& frame);
   DropReason DeliverCopy(RxQueue& queue, const RuleTarget& target, RxLane& lane,
                          const rte_mbuf* mbuf, const ParsedFrame& frame);
+  DropReason DeliverCopyIn(BufferPool& pool, RxQueue& queue, const RuleTarget& target, RxLane& lane,
+                           const rte_mbuf* mbuf, const ParsedFrame& frame);
+  DropReason CopyOut(RxQueue& queue, const RuleTarget& target, RxLane& lane, const rte_mbuf* mbuf,
+                     const ParsedFrame& frame);
+  static void Count(RxQueue& queue, RuleTarget& target, RxLane& lane, DropReason dropped,
+                    bool copied);
   // worker_fragments.cc
   void PutFragmentBy(RxQueue& queue, rte_mbuf* mbuf, const ParsedFrame& frame);
   bool HandOver(std::uint32_t peer, rte_mbuf* mbuf);

@@ -106,19 +106,31 @@ class Lane {
     return wanted;
   }
 
-  // How many of `wanted` more fragments may be outstanding.
+  // How many of `wanted` more fragments may be outstanding. If not all, the application is told,
+  // once until half of what it may hold is back.
   std::uint32_t Allowance(std::uint32_t wanted) noexcept {
+    const std::uint32_t n = Spare(wanted);
+    if (n < wanted && !lease_lost() && !std::exchange(limit_told_, true)) [[unlikely]] {
+      AddEvent(DescriptorKind::kHeldLimit, 0, 0);
+    }
+    return n;
+  }
+  // The same, and nobody is told.
+  std::uint32_t Spare(std::uint32_t wanted) noexcept {
     if (lease_lost()) [[unlikely]] {
       ReleaseKept();
       if (lease_lost()) return 0;
     }
     if (max_held_ == 0) return wanted;
-    const std::uint64_t held = counters_.lent - counters_.returned;
+    std::uint64_t held = counters_.lent - counters_.returned;
+    if (held + wanted > max_held_ && uncounted_ != nullptr) held -= OutstandingOf(*uncounted_);
     if (held <= max_held_ / 2) limit_told_ = false;
-    if (held + wanted <= max_held_) return wanted;
-    if (!std::exchange(limit_told_, true)) AddEvent(DescriptorKind::kHeldLimit, 0, 0);
-    return static_cast<std::uint32_t>(max_held_ - std::min<std::uint64_t>(held, max_held_));
+    return static_cast<std::uint32_t>(
+        std::min<std::uint64_t>(wanted, max_held_ - std::min<std::uint64_t>(held, max_held_)));
   }
+
+  // What is lent of `table` does not count against `max_held`.
+  void set_uncounted(const PageTable* table) noexcept { uncounted_ = table; }
 
   // The application does not know yet that fragments which it held have expired. It gets nothing
   // until it does: so one that stands still keeps one slot for each binding that it held of.
@@ -479,6 +491,12 @@ class Lane {
     const PageTable* table = nullptr;
   };
 
+  std::uint64_t OutstandingOf(const PageTable& table) const noexcept {
+    std::uint64_t n = 0;
+    for (const SlotView& view : views_) n += view.table == &table ? view.outstanding : 0;
+    return n;
+  }
+
   // Descriptors that may be written, as the application says now.
   std::uint32_t FreeDescriptors() noexcept {
     // order: acquire pairs with the application's release: it has read what we overwrite.
@@ -713,6 +731,7 @@ class Lane {
   ReturnRing* const returns_;
   const std::uint32_t mask_;
   const std::uint32_t max_held_;
+  const PageTable* uncounted_ = nullptr;
 
   std::uint32_t tail_ = 0;         // next descriptor to write
   std::uint32_t published_ = 0;    // tail as the application knows it

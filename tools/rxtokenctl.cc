@@ -500,6 +500,15 @@ void AddSocket(CLI::App& app, Ctl& ctl) {
             "migrate, or strict: while it is read, its rules change only by --force [migrate]",
             open_request, &Open::set_steering,
             {{"migrate", v1::STEERING_MIGRATE}, {"strict", v1::STEERING_STRICT}});
+  AddChoice(
+      open, "--slow",
+      "When it has no room: drop, copy-out (see --copy-out), or pause its queues [drop]",
+      open_request, &Open::set_slow,
+      {{"drop", v1::SLOW_DROP_NEW}, {"copy-out", v1::SLOW_COPY_OUT}, {"pause", v1::SLOW_PAUSE}});
+  AddSize(
+      open, "--copy-out",
+      [&open_request](std::uint64_t bytes) { open_request.set_copy_out_bytes(bytes); },
+      "Size of the buffer for copies of what is more than --max-held");
   AddNumber(open, "--lease", "Milliseconds that it may hold a page, 100..3600000; 0: no limit [0]",
             open_request, 0u, 3'600'000u, &Open::set_lease_ms);
 
@@ -563,7 +572,8 @@ Table HolderTable(const auto& rx_sockets) {
     table.Add(rx_socket.name(), rx_socket.user(), held.pages(), held.oldest_us() / 1000,
               HoldTimeOf(statistics, 50), HoldTimeOf(statistics, 99),
               Joined(held.bindings(), [](const v1::HeldPages& pages) {
-                return pages.binding() + "=" + Percent(pages.pages(), pages.of_pages());
+                return (pages.binding().empty() ? "copies" : pages.binding()) + "=" +
+                       Percent(pages.pages(), pages.of_pages());
               }));
   }
   return table;

@@ -252,6 +252,10 @@ Result<RxSocket> Client::OpenRxSocket(const RxSocketOptions& options) {
   request.set_outside(options.outside == Outside::kDrop ? v1::OUTSIDE_DROP : v1::OUTSIDE_COPY);
   request.set_steering(options.steering == Steering::kStrict ? v1::STEERING_STRICT
                                                              : v1::STEERING_MIGRATE);
+  request.set_slow(options.slow == Slow::kCopyOut ? v1::SLOW_COPY_OUT
+                   : options.slow == Slow::kPause ? v1::SLOW_PAUSE
+                                                  : v1::SLOW_DROP_NEW);
+  request.set_copy_out_bytes(options.copy_out_bytes);
   using LeaseMs = std::numeric_limits<std::uint32_t>;
   // What is out of range the daemon refuses, with the limits.
   request.set_lease_ms(options.lease.count() < 0 || options.lease.count() > LeaseMs::max()

@@ -32,9 +32,13 @@ class MemifSource {
   // The next datagrams of the stream to a UDP port. When this returns, the daemon has taken them
   // all from its port, and delivered or dropped them.
   void Send(std::uint16_t udp_port, std::uint64_t datagrams) {
+    Begin(udp_port, datagrams);
+    EXPECT_TRUE(WaitUntil([&] { return daemon_.GetPort(port_).queues(0).rx_packets() == sent_; }));
+  }
+  // The same without waiting.
+  void Begin(std::uint16_t udp_port, std::uint64_t datagrams) {
     sender_.Tell(std::to_string(udp_port) + " " + std::to_string(datagrams));
     sent_ += datagrams;
-    EXPECT_TRUE(WaitUntil([&] { return daemon_.GetPort(port_).queues(0).rx_packets() == sent_; }));
   }
 
  private:

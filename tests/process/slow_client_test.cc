@@ -3,16 +3,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "tests/process/harness.h"
 #include "tests/process/memif_source.h"
 #include "tests/process/raw_client.h"
+#include "tests/process/stream.h"
+#include "tokens/abi/token.h"
 
 namespace rxtoken::test {
 namespace {
@@ -41,6 +45,24 @@ class SlowClient : public testing::Test {
     v1::OpenRxSocketRequest request;
     request.set_name(name);
     return Open(request, udp_port);
+  }
+
+  // What came since the last call is what was sent next to that port.
+  std::vector<RawFragment> PollChecked(RawClient& client, std::uint64_t first) {
+    std::vector<RawFragment> fragments = client.Poll();
+    for (const RawFragment& fragment : fragments) {
+      const RawBuffer buffer = client.MapBuffer(fragment.binding);
+      const auto page = static_cast<std::size_t>(PageToken::FromWire(fragment.token).page());
+      const std::uint8_t* const payload = buffer.data + page * buffer.page_bytes + fragment.offset;
+      const std::vector<std::uint8_t> expected = Datagram({}, first++);
+      EXPECT_TRUE(std::equal(payload, payload + fragment.length, expected.begin(), expected.end()));
+    }
+    return fragments;
+  }
+  static void Return(RawClient& client, std::span<const RawFragment> fragments) {
+    std::vector<std::uint32_t> tokens;
+    for (const RawFragment& fragment : fragments) tokens.push_back(fragment.token);
+    client.Return(0, tokens);
   }
 
   TempDir directory;
@@ -99,6 +121,83 @@ TEST_F(SlowClient, IsToldOfItsLimitAndThatPagesGetFew) {
   EXPECT_THAT(told(*hoarder), testing::ElementsAre(DescriptorKind::kLowWater));
   EXPECT_THAT(told(*greedy), testing::ElementsAre(DescriptorKind::kLowWater));
   EXPECT_EQ(daemon.GetRxSocket("hoarder").statistics().drops_size(), 0);
+}
+
+TEST_F(SlowClient, WithCopyOutItHoldsNoMorePagesThanItMayAndMissesNothing) {
+  constexpr std::uint64_t kMayHold = 100;
+  constexpr std::uint64_t kCopies = 200;
+  v1::OpenRxSocketRequest request;
+  request.set_name("slow");
+  request.set_max_held_fragments(kMayHold);
+  request.set_slow(v1::SLOW_COPY_OUT);
+  request.set_copy_out_bytes(kCopies * 4096);
+  auto slow = Open(request, 5001);
+  const auto statistics = [&] { return daemon.GetRxSocket("slow", true).statistics(); };
+
+  source.Send(5001, kMayHold + kCopies + 10);
+
+  EXPECT_EQ(daemon.GetBinding("b0").pages_free(), kPages - kMayHold);
+  const std::vector<RawFragment> held = PollChecked(*slow, 0);
+  ASSERT_EQ(held.size(), kMayHold + kCopies);
+  EXPECT_NE(held.front().binding, held.back().binding);
+  v1::RxSocketStatistics now = statistics();
+  EXPECT_EQ(now.copied_messages(), kCopies);
+  EXPECT_EQ(now.drops().at("held_limit"), 10u);
+  EXPECT_EQ(now.audited_outstanding(), kMayHold + kCopies);
+  EXPECT_EQ(daemon.GetPort("p0").queues(0).copied_packets(), kCopies);
+  std::string output;
+  EXPECT_EQ(RunProgram({RXTOKENCTL, "--run-dir", daemon.run_dir(), "holders"}, &output), 0);
+  EXPECT_THAT(output, testing::HasSubstr("copies=100.0% b0=2.4%"));
+
+  // It may hold pages of the binding again, whatever it holds of the copies.
+  Return(*slow, std::span(held).first(kMayHold));
+  EXPECT_TRUE(WaitUntil([&] { return daemon.GetBinding("b0").pages_free() == kPages; }));
+  source.Send(5001, 5);
+  EXPECT_EQ(statistics().copied_messages(), kCopies);
+  EXPECT_EQ(daemon.GetBinding("b0").pages_free(), kPages - 5);
+  Return(*slow, std::span(held).subspan(kMayHold, kCopies / 2));
+  EXPECT_TRUE(WaitUntil([&] { return statistics().outstanding() == 5 + kCopies / 2; }));
+  source.Send(5001, kMayHold);
+  EXPECT_EQ(statistics().copied_messages(), kCopies + 5);
+
+  slow.reset();
+  EXPECT_TRUE(WaitUntil([&] { return daemon.GetBinding("b0").pages_free() == kPages; }));
+  slow = Open(request, 5001);
+  source.Send(5001, kMayHold + 1);
+  EXPECT_EQ(statistics().copied_messages(), 1u);
+}
+
+TEST_F(SlowClient, PausedItMissesNothingHoweverSlowItIs) {
+  constexpr std::uint64_t kDatagrams = 5000;
+  v1::OpenRxSocketRequest request;
+  request.set_name("slow");
+  request.set_ring_entries(64);
+  request.set_slow(v1::SLOW_PAUSE);
+  const auto slow = Open(request, 5001);
+  ASSERT_EQ(daemon.GetRxSocket("slow").paused_queues_size(), 1);
+  EXPECT_EQ(daemon.GetRxSocket("slow").paused_queues(0).port(), "p0");
+
+  source.Begin(5001, kDatagrams);
+  EXPECT_TRUE(WaitUntil([&] { return daemon.GetPort("p0").queues(0).pauses() > 0; }));
+  EXPECT_LE(daemon.GetPort("p0").queues(0).rx_packets(), 64u);
+  std::uint64_t received = 0;
+  EXPECT_TRUE(WaitUntil([&] {
+    const std::vector<RawFragment> fragments = PollChecked(*slow, received);
+    received += fragments.size();
+    Return(*slow, fragments);
+    return received == kDatagrams;
+  }));
+  EXPECT_TRUE(daemon.GetPort("p0").queues(0).drops().empty());
+  EXPECT_TRUE(daemon.GetRxSocket("slow").statistics().drops().empty());
+  EXPECT_TRUE(WaitUntil([&] { return daemon.GetBinding("b0").pages_free() == kPages; }));
+
+  // Others do not wait for it.
+  const auto other = Open("other", 5002);
+  EXPECT_EQ(daemon.GetRxSocket("slow").paused_queues_size(), 0);
+  source.Send(5001, 200);
+  EXPECT_TRUE(daemon.GetRxSocket("slow").statistics().drops().contains("ring_full"));
+  source.Send(5002, 200);
+  EXPECT_EQ(other->Poll().size(), 200u);
 }
 
 TEST_F(SlowClient, StoppedItLosesWhatItHoldsLongerThanItsLeaseAndOthersNothing) {

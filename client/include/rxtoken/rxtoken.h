@@ -76,6 +76,17 @@ enum class Outside {
   kDrop,  // dropped and counted
 };
 
+// What happens when a RxSocket's ring is full, or it holds max_held_fragments.
+enum class Slow {
+  kDropNew,  // what arrives is dropped
+  // Above max_held_fragments, what arrives is copied into a private buffer of copy_out_bytes while
+  // that has room; Message::copied() says so.
+  kCopyOut,
+  // Queues whose frames can only be for this RxSocket are not polled until it has room: with memif
+  // or a file nothing is lost. What other queues bring is dropped.
+  kPause,
+};
+
 // What happens when somebody updates or deletes a flow rule of a RxSocket.
 enum class Steering {
   kMigrate,  // it is done
@@ -90,6 +101,9 @@ struct RxSocketOptions {
   std::vector<std::string> bindings = {};  // that it may use, by name; empty: any
   Outside outside = Outside::kCopy;
   Steering steering = Steering::kMigrate;
+  Slow slow = Slow::kDropNew;
+  // A multiple of 4096, up to 256 MiB; only with kCopyOut, which needs max_held_fragments.
+  std::uint64_t copy_out_bytes = 0;
   // 100 ms..1 h that a page may be held, from the arrival of the last frame on it that was lent;
   // what is held longer is taken back, see BindingEvent::Kind::kExpired. 0: no limit.
   std::chrono::milliseconds lease = {};
@@ -139,7 +153,8 @@ struct BindingEvent {
     // Less than an eighth of its pages are free, and this RxSocket holds some. Again only after
     // a quarter was free.
     kLowWater,
-    // On some worker, RxSocketOptions::max_held_fragments are held, and what arrives is dropped.
+    // On some worker, RxSocketOptions::max_held_fragments are held, and what arrives is dropped or
+    // copied. Not with Slow::kPause.
     // Again only after half of them were given back.
     kHeldLimit,
   };

@@ -108,7 +108,8 @@ TEST(Config, ErrorsNameFileLineKeyValueAndWhatIsAllowed) {
   EXPECT_THAT(Error("\nports: {}"), StrEq("f.yaml:2: ports: wrong type; use a list"));
   EXPECT_THAT(Error("rx_sockets: [{name: a, rings: 4}]"),
               StrEq("f.yaml:1: rx_sockets[0].rings: unknown key; use name, content, "
-                    "ring_entries, max_held_fragments, bindings, outside, steering, lease_ms"));
+                    "ring_entries, max_held_fragments, bindings, outside, steering, slow, "
+                    "copy_out_bytes, lease_ms"));
   EXPECT_THAT(Error("poll: busy\npoll: busy"), StrEq("f.yaml:2: poll: given twice"));
   EXPECT_THAT(Error("ports:\n  - name: p0"), StrEq("f.yaml:2: ports[0]: device is missing"));
 }

@@ -389,6 +389,37 @@ TEST_F(ManagerTest, ALeaseHasLimits) {
   }
 }
 
+TEST_F(ManagerTest, CopyOutNeedsALimitAndABuffer) {
+  v1::OpenRxSocketRequest request;
+  request.set_name("s");
+  const auto refused = [&](const char* why) {
+    const Status status = Call(&Manager::OpenRxSocket, request).status();
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr(why));
+  };
+  request.set_copy_out_bytes(4096);
+  refused("slow is not COPY_OUT");
+  request.set_slow(v1::SLOW_COPY_OUT);
+  refused("set max_held_fragments");
+  request.set_max_held_fragments(10);
+  for (const std::uint64_t bytes : {0ul, 4097ul, (256ul << 20) + 4096}) {
+    request.set_copy_out_bytes(bytes);
+    refused("multiple of 4096 up to 268435456");
+  }
+  request.set_slow(static_cast<v1::Slow>(4));
+  refused("slow is 4; use 0, DROP_NEW (1), COPY_OUT (2) or PAUSE (3)");
+
+  request.set_slow(v1::SLOW_COPY_OUT);
+  request.set_copy_out_bytes(8192);
+  const Result<v1::OpenRxSocketResponse> opened = Call(&Manager::OpenRxSocket, request);
+  ASSERT_TRUE(opened.ok());
+  EXPECT_EQ(opened->rx_socket().slow(), v1::SLOW_COPY_OUT);
+  EXPECT_EQ(opened->rx_socket().copy_out_bytes(), 8192u);
+  const RxSocketOptions& options = dataplane_.sockets.rbegin()->second.options;
+  EXPECT_EQ(options.slow, Slow::kCopyOut);
+  EXPECT_EQ(options.copy_out_bytes, 8192u);
+}
+
 TEST_F(ManagerTest, SaysOnRequestWhatARxSocketHolds) {
   const std::uint64_t a = Bind("a", 0)->id();
   const std::uint64_t b = Bind("b", 1)->id();
@@ -1058,6 +1089,22 @@ TEST_F(TenantTest, LimitsAreNamedAndComeBack) {
   refused(manager_.BeginStream(alice_, receive).status(), "1 of 1 streams");
   manager_.EndStream(stream->rx_socket);
   EXPECT_TRUE(manager_.BeginStream(alice_, receive).ok());
+}
+
+TEST_F(TenantTest, ABufferForCopiesCountsAsOne) {
+  v1::OpenRxSocketRequest request;
+  request.set_name("s");
+  request.set_ring_entries(64);
+  request.set_max_held_fragments(10);
+  request.set_slow(v1::SLOW_COPY_OUT);
+  request.set_copy_out_bytes(4 << 20);
+  const Status refused = manager_.OpenRxSocket(alice_, request).status();
+  EXPECT_EQ(refused.code(), Code::kResourceExhausted);
+  EXPECT_THAT(refused.message(), HasSubstr("buffer_bytes"));
+  request.set_copy_out_bytes(1 << 20);
+  ASSERT_TRUE(manager_.OpenRxSocket(alice_, request).ok());
+  EXPECT_EQ(Bind("a", 3 << 20).status().code(), Code::kResourceExhausted);
+  EXPECT_TRUE(Bind("a", 2 << 20).ok());
 }
 
 TEST_F(TenantTest, ASecondSessionOfTheUserSharesItsLimits) {

@@ -1205,5 +1205,20 @@ TEST(LaneAllowance, ItsEndIsToldAgainOnlyAfterHalfCameBack) {
   EXPECT_EQ(told(), 1);
 }
 
+TEST(LaneAllowance, LeavesOutWhatIsNotCounted) {
+  TestRings rings;
+  SlotTable slots;
+  const PageTable table(7, kPages, nullptr);
+  const PageTable copies(8, kPages, nullptr);
+  Lane lane(0, &slots, rings.descriptors(), rings.returns(), 3);
+  lane.set_uncounted(&copies);
+  const std::vector<LendItem> items = {Item(1), Item(2)};
+
+  ASSERT_TRUE(lane.Lend(copies, items, 0));
+  ASSERT_TRUE(lane.Lend(table, items, 0));
+
+  EXPECT_EQ(lane.Allowance(5), 1u);
+}
+
 }  // namespace
 }  // namespace rxtoken
