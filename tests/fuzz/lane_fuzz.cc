@@ -183,7 +183,9 @@ class World {
       const auto i = static_cast<std::size_t>(reason);
       return lane.counters().refusals[i] - before.refusals[i];
     };
-    Require(refused(Refusal::kSlotNotInUse) + refused(Refusal::kOutOfRange) >= out_of_range);
+    Require(refused(Refusal::kSlotNotInUse) + refused(Refusal::kOutOfRange) +
+                refused(Refusal::kStale) >=
+            out_of_range);
     Require(half.descriptors->return_head == tail);
   }
 

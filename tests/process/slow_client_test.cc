@@ -260,7 +260,7 @@ TEST_F(SlowClient, WhatItReturnsTooLateIsStale) {
   constexpr std::uint64_t kHeld = 500;
   v1::OpenRxSocketRequest request;
   request.set_name("late");
-  request.set_lease_ms(100);
+  request.set_lease_ms(1000);
   const auto late = Open(request, 5001);
   const auto statistics = [&] { return daemon.GetRxSocket("late", true).statistics(); };
   source.Send(5001, kHeld);
