@@ -75,16 +75,6 @@ void Log(std::string_view level, std::string_view event, std::initializer_list<L
 
 }  // namespace
 
-std::optional<std::uint64_t> LogLimit::Pass() {
-  const auto now = std::chrono::steady_clock::now();
-  if (now + slack_ < next_) {
-    held_back_++;
-    return std::nullopt;
-  }
-  next_ = std::max(next_, now) + period_;
-  return std::exchange(held_back_, 0);
-}
-
 std::string FormatLogLine(std::string_view level, std::string_view event,
                           std::initializer_list<LogField> fields) {
   std::string line = "level=";

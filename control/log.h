@@ -10,6 +10,7 @@
 // Thread-safety: any thread; a line is written by one write(2). Workers do not log.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <concepts>
 #include <cstdint>
@@ -17,6 +18,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace rxtoken {
 
@@ -41,7 +43,15 @@ class LogLimit {
   explicit LogLimit(std::chrono::milliseconds period = std::chrono::seconds(1), int burst = 1)
       : period_(period), slack_((burst - 1) * period) {}
   // How many were held back before this one; nothing: hold this one back, too.
-  std::optional<std::uint64_t> Pass();
+  std::optional<std::uint64_t> Pass() {
+    const auto now = std::chrono::steady_clock::now();
+    if (now + slack_ < next_) {
+      held_back_++;
+      return std::nullopt;
+    }
+    next_ = std::max(next_, now) + period_;
+    return std::exchange(held_back_, 0);
+  }
 
  private:
   const std::chrono::milliseconds period_;

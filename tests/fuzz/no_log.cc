@@ -8,6 +8,5 @@ namespace rxtoken {
 void LogInfo(std::string_view, std::initializer_list<LogField>) {}
 void LogWarning(std::string_view, std::initializer_list<LogField>) {}
 void LogError(std::string_view, std::initializer_list<LogField>) {}
-std::optional<std::uint64_t> LogLimit::Pass() { return held_back_; }
 
 }  // namespace rxtoken

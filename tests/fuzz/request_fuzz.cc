@@ -26,12 +26,12 @@ void Require(bool condition) {
 
 class JudgingDataplane : public FakeDataplane {
  public:
-  Result<std::uint64_t> Bind(const BindingOptions& options) override {
+  Result<BindingDraft> BeginBind(const BindingOptions& options) override {
     if (!std::has_single_bit(options.page_bytes) || options.page_bytes < kMinPageBytes ||
         options.buffer_bytes == 0 || options.buffer_bytes % options.page_bytes != 0) {
       return Status(Code::kInvalidArgument, "size");
     }
-    return FakeDataplane::Bind(options);
+    return FakeDataplane::BeginBind(options);
   }
   Result<std::uint64_t> OpenRxSocket(const RxSocketOptions& options) override {
     if (!std::has_single_bit(options.ring_entries) || options.ring_entries < kMinRingEntries ||
