@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <map>
 #include <mutex>
-#include <utility>
 
 namespace rxtoken {
 namespace {

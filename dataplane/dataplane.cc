@@ -513,6 +513,8 @@ void DataplaneImpl::Forget(std::uint32_t id, const PageTable& table) {
 }
 
 std::vector<std::uint64_t> DataplaneImpl::ReapBindings() {
+  constexpr std::uint64_t kFreedAtOnce = 32 << 20;  // some 10 ms
+  std::vector<std::uint64_t> gone;
   for (auto it = bindings_.begin(); it != bindings_.end();) {
     Binding& binding = it->second;
     if (!binding.pool->draining() ||
@@ -523,12 +525,14 @@ std::vector<std::uint64_t> DataplaneImpl::ReapBindings() {
     const std::uint64_t id = it->first;
     Forget(static_cast<std::uint32_t>(id), binding.pool->table());
     for (Port* port : binding.dma_ports) port->UnmapForDma(binding.pool->buffer());
-    Leaving& leaving = leaving_[id];
-    leaving.last = *GetBinding(id);
-    leaving.freed = FreeElsewhere(std::move(binding.pool));
+    if (binding.pool->buffer().bytes() <= kFreedAtOnce) {
+      gone.push_back(id);
+    } else {
+      BindingInfo last = *GetBinding(id);
+      leaving_[id] = {.last = std::move(last), .freed = FreeElsewhere(std::move(binding.pool))};
+    }
     it = bindings_.erase(it);
   }
-  std::vector<std::uint64_t> gone;
   std::erase_if(leaving_, [&](const auto& entry) {
     const bool freed =
         entry.second.freed.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
