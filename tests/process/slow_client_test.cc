@@ -200,6 +200,24 @@ TEST_F(SlowClient, PausedItMissesNothingHoweverSlowItIs) {
   EXPECT_EQ(other->Poll().size(), 200u);
 }
 
+TEST_F(SlowClient, WhenItGoesItsQueuesPauseNoLonger) {
+  constexpr std::uint64_t kDatagrams = 5000;
+  v1::OpenRxSocketRequest request;
+  request.set_name("slow");
+  request.set_ring_entries(64);
+  request.set_slow(v1::SLOW_PAUSE);
+  auto slow = Open(request, 5001);
+  source.Begin(5001, kDatagrams);
+  EXPECT_TRUE(WaitUntil([&] { return daemon.GetPort("p0").queues(0).pauses() > 0; }));
+  slow.reset();
+  EXPECT_TRUE(WaitUntil([&] { return daemon.GetPort("p0").queues(0).rx_packets() == kDatagrams; }));
+  EXPECT_TRUE(WaitUntil([&] { return daemon.GetBinding("b0").pages_free() == kPages; }));
+
+  const auto other = Open("other", 5001);
+  source.Send(5001, 200);
+  EXPECT_EQ(other->Poll().size(), 200u);
+}
+
 TEST_F(SlowClient, StoppedItLosesWhatItHoldsLongerThanItsLeaseAndOthersNothing) {
   constexpr std::uint64_t kHeld = 1000;
   constexpr std::uint64_t kLot = 64;
